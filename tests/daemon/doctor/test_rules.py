@@ -6,11 +6,9 @@ import pytest
 
 from tests.daemon.doctor.conftest import reading, surveyed
 from warpwatch_daemon.cli import doctor
-from warpwatch_daemon.config import Config
 from warpwatch_daemon.doctor import driver, gpus, interconnect
 from warpwatch_daemon.doctor.check import Check, CheckInputs, merged
 from warpwatch_daemon.doctor.gpus import RULES, evaluate
-from warpwatch_devices.config import NvmlConfig, SourcesConfig
 from warpwatch_devices.nvml.survey import Fabric, GpuPair, GpuReading, Survey
 from warpwatch_telemetry.catalogue import THROTTLE_REASONS
 
@@ -112,35 +110,6 @@ def linked(index: int, *links: bool) -> GpuReading:
     return reading(index, TESLA, f"00000000:{index + 16:02X}:00.0", values=values)
 
 
-def found(given: CheckInputs, name: str) -> list[tuple[bool | None, str]]:
-    return [(c.ok, c.detail) for c in interconnect.topology_checks(given) if c.name == name]
-
-
-def test_inactive_links_count_where_peers_have_them(inputs):
-    survey = surveyed(linked(0, UP, UP), linked(1, UP, UP), linked(2, UP, DOWN))
-    assert found(inputs(survey), "NVLink") == [
-        (False, "GPU 2: 1 of 2 links active, peers have 2; inactive: 1"),
-        (True, "GPU 0-1: 2 of 2 links active"),
-    ]
-    unused = surveyed(linked(0, DOWN, DOWN), linked(1, DOWN, DOWN))
-    assert found(inputs(unused), "NVLink") == [(None, "GPU 0-1: none of 2 links is active")]
-
-
-def test_pairs_that_copy_through_host_memory_are_counted(inputs):
-    pairs = (GpuPair((0, 1), 0), GpuPair((0, 2), 1), GpuPair((1, 2), 1))
-    ((_, access),) = found(inputs(surveyed(linked(0), linked(1), pairs=pairs)), "peer access")
-    assert access == "2 of 3 pairs copy through host memory (the chipset does not support it)"
-
-
-def test_gpus_behind_a_translating_iommu_are_named(inputs):
-    files = {
-        "/sys/bus/pci/devices/0000:10:00.0/iommu_group/type": "DMA-FQ\n",
-        "/sys/bus/pci/devices/0000:11:00.0/iommu_group/type": "identity\n",
-    }
-    ((_, detail),) = found(inputs(surveyed(linked(0), linked(1)), files), "IOMMU")
-    assert detail.startswith("GPU 0 behind a translating IOMMU")
-
-
 VERSION, DOCKER = "/proc/driver/nvidia/version", {"/.dockerenv": ""}
 OPEN_MODULE = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
@@ -168,7 +137,8 @@ LOST = surveyed(reading(bus_id="00000000:1B:00.0"), GpuReading(index=1, code=15)
 TWO = {**pci("0000:1b:00.0"), **pci("0000:3b:00.0"), **pci("0000:00:02.0", gpu_class="0x06")}
 CONTROL = {"/dev/nvidiactl": ""}
 DEVICE_FILES = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-uvm")
-
+PAIRS = (GpuPair((0, 1), 0), GpuPair((0, 2), 1), GpuPair((1, 2), 1))
+IOMMU = "/sys/bus/pci/devices/0000:{}:00.0/iommu_group/type"
 
 NODES = {
     "the module is the library's": (ONE, {VERSION: MODULE}),
@@ -205,6 +175,17 @@ NODES = {
         for code in (4, 9, 18, 999)
         for where, files in (("", {VERSION: MODULE}), (" in a container", DOCKER))
     },
+    "NVML that is switched off": (Survey(asked=False), {}),
+    "links of which one is down": (
+        surveyed(linked(0, UP, UP), linked(1, UP, UP), linked(2, UP, DOWN)),
+        {},
+    ),
+    "links that are all down": (surveyed(linked(0, DOWN, DOWN), linked(1, DOWN, DOWN)), {}),
+    "pairs that copy through host memory": (surveyed(linked(0), linked(1), pairs=PAIRS), {}),
+    "one GPU of two behind a translating IOMMU": (
+        surveyed(linked(0), linked(1)),
+        {IOMMU.format(10): "DMA-FQ\n", IOMMU.format(11): "identity\n"},
+    ),
     # State, status and health of the registration.
     **{
         f"a fabric {state} {health:02b}": (surveyed(reading(fabric=Fabric(state, 0, health))), {})
@@ -220,13 +201,6 @@ def test_what_is_found_and_what_to_do_is_said(inputs, case, golden_case):
     node = inputs(survey, files, environ=dict(zip(names, given, strict=False)))
     found = [*driver.checks(node), *gpus.checks(node), *interconnect.topology_checks(node)]
     golden_case("\n".join(doctor.lines(found)))
-
-
-def test_nvml_that_is_switched_off_is_a_note(inputs):
-    checks = list(driver.checks(inputs()))
-    assert checks == [Check("NVML", None, "switched off (sources.nvml.enabled)")]
-    off = Config(sources=SourcesConfig(nvml=NvmlConfig(enabled=False)))
-    assert list(gpus.checks(inputs(config=off))) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
