@@ -102,13 +102,13 @@ def _sentence(ranks: Sequence[RankState], own_s: Mapping[int, float]) -> tuple[s
     gone = [one for one in ranks if one.status in _TROUBLED]
     if gone:
         more = f", and {plural(len(gone) - 1, 'more rank')}" if len(gone) > 1 else ""
-        status = _TROUBLED[gone[0].status]
-        return f"Rank {gone[0].rank} on {hosts[gone[0].rank]} {status}{more}", True
+        name, status = process_name(gone[0]), _TROUBLED[gone[0].status]
+        return f"{name[0].upper()}{name[1:]} on {hosts[gone[0].rank]} {status}{more}", True
     median_s = statistics.median(own_s.values()) if own_s else 0.0
     if not median_s:
         return "", False
-    if len(ranks) == 1:
-        return f"{seconds(median_s)} per step", False
+    if len(own_s) == 1:
+        return f"{seconds(median_s)} per {'iteration' if ranks[0].serve else 'step'}", False
     slowest = max(own_s, key=lambda rank: own_s[rank])
     ratio = own_s[slowest] / median_s
     if ratio < SLOW:

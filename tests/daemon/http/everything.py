@@ -14,7 +14,7 @@ from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import Attribution, DeviceProcess, Workload
-from warpwatch_telemetry.state import Sensitivity, State
+from warpwatch_telemetry.state import JobState, RankState, Sensitivity, State
 
 # Steps that were too many and slowed the job down for good; a trace that lacks something, where
 # chance explains what steps take since; no memory for the diagnosis; and a capture that has begun.
@@ -22,6 +22,9 @@ _PARTS = msgspec.json.decode(Path(__file__).with_name("everything.json").read_by
 _CAPTURES = msgspec.convert(_PARTS["captures"], tuple[Capture, ...])
 _SENSITIVITIES = msgspec.convert(_PARTS["sensitivities"], tuple[Sensitivity, ...])
 _DECISIONS = msgspec.convert(_PARTS["decisions"], tuple[Decision, ...])
+# Replicas of an inference server: one with requests, one without a scheduler, and an idle one.
+_SERVERS = msgspec.convert(_PARTS["servers"], tuple[JobState, ...])
+_PROCESSES = msgspec.convert(_PARTS["processes"], tuple[RankState, ...])
 
 
 def everything(now: State) -> State:
@@ -58,8 +61,8 @@ def everything(now: State) -> State:
             replace(gpus[1], device=instance, processes=(process,)),
             replace(gpus[2], values={("device_encoder_utilization_ratio", ()): float("nan")}),
         ),
-        ranks=ranks,
-        jobs=(replace(job, tokens_per_joule=0.0123),),
+        ranks=(*ranks, *_PROCESSES),
+        jobs=(replace(job, tokens_per_joule=0.0123), *_SERVERS),
         anomalies=(
             *(STRAGGLER, cold, crash, replace(ENDED, explained_by="a7")),
             *(replace(ENDED, id="a4", explained_by="a0"), replace(ENDED, id="a5")),

@@ -233,6 +233,7 @@ def test_the_page_is_the_golden_one(client, full, golden):
 
 def test_what_commands_print_is_the_golden_text(client, full, golden, capsys):
     assert status.main([], lambda: NOW) == 1
+    assert status.main(["--job", "chat"], lambda: NOW) == 0
     text = capsys.readouterr().out
     for capture in full.now.captures:
         text += "".join(f"{line}\n" for line in describe(capture, "http://localhost:9400"))
