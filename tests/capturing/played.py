@@ -7,39 +7,18 @@ from pathlib import Path
 from tests.daemon.captures.capture_node import read_here
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.config import StoreConfig, TriggersConfig
-from warpwatch_capturing.participant import (
-    Collected,
-    FetchError,
-    LiveJob,
-    Participant,
-    Reach,
-    is_over,
-)
+from warpwatch_capturing.participant import Collected, LiveJob, Participant, Reach, is_over
 from warpwatch_capturing.policy import NoLimits
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.store import Store
-from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared, RankCapture
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent
-from warpwatch_telemetry.state import RankState
 
 JOB = JobId("a", "train", "r1")
 REQUEST = CaptureRequest("train", "torch", "manual", steps=3)
-
-
-class Board:
-    """The process around the service."""
-
-    def __init__(self) -> None:
-        self.metrics = AgentMetrics()
-
-    def ranks(self) -> tuple[RankState, ...]:
-        return ()
-
-    def publish(self, **parts: object) -> None:
-        """Nobody looks."""
 
 
 class Played(Participant):
@@ -54,8 +33,6 @@ class Played(Participant):
         super().__init__(numbers)
         self.node = node
         self.requests: list[str] = []
-        self.passed: set[int] = set()
-        self.unreadable: set[int] = set()
 
     def prepare(self, request: CaptureRequest, at: float) -> None:
         self.requests.append("prepare")
@@ -86,15 +63,9 @@ class Played(Participant):
         return bool(self.lost) or all(map(is_over, self.ranks.values()))
 
     def has_passed(self, number: int, start_step: int, at: float) -> bool:
-        return number in self.passed
+        return False
 
-    def _fetched(self, rank: object, folder: Path) -> Collected:
-        raise NotImplementedError
-
-    def collect(self, number: int, folder: Path) -> Collected:
-        rank = self.ranks[number]
-        if number in self.unreadable:
-            return Collected(self._without_file(rank, str(FetchError("garbage"))))
+    def _fetched(self, rank: RankCapture, folder: Path) -> Collected:
         return Collected(replace(rank, state="written") if rank.state == "exported" else rank)
 
     def expectation(self, number: int) -> None:
@@ -106,20 +77,6 @@ class Played(Participant):
     def set_all(self, state: str, detail: str = "") -> None:
         for number, rank in self.ranks.items():
             self.ranks[number] = replace(rank, state=state, detail=detail)
-
-
-class Limits(NoLimits):
-    """Remembers what was started."""
-
-    def __init__(self) -> None:
-        super().__init__(TriggersConfig())
-        self.started: list[CaptureRequest] = []
-
-    def add_start(self, request: CaptureRequest, at: float) -> None:
-        self.started.append(request)
-
-    def remove_start(self, request: CaptureRequest, at: float) -> None:
-        self.started.remove(request)
 
 
 class Places:
@@ -147,9 +104,9 @@ class PlayedService:
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
         self.store = Store(StoreConfig(url=folder.as_uri()))
-        self.board, self.places, self.limits = Board(), Places(), Limits()
+        self.places, hub = Places(), Hub(10.0)
         self.service = CaptureService(
-            self.limits, CaptureRegister(self.store, self.board), self.places, self.board,
+            NoLimits(TriggersConfig()), CaptureRegister(self.store, hub), self.places, hub,
             lambda busy: None, lambda: None, self.clock.monotonic, self.clock.wall, read_here,
         )  # fmt: skip
 

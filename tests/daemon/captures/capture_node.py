@@ -95,10 +95,7 @@ class CaptureNode:
         self._numbers = ranks
         self._world_size = world_size or len(ranks)
         self._said = said or {}
-        self.rings = [self._ring(rank) for rank in ranks]
-        self.holders = [stack.enter_context(ring.held()) for ring in self.rings]
-        for ring in self.rings:
-            ring.step()
+        self.rings = [self._started(rank) for rank in ranks]
         self.poll()
         self.now = self.clock.wall()
         self.connect()
@@ -120,17 +117,22 @@ class CaptureNode:
         said |= self._said.get(rank, {})
         return RingFile(self.folder.ranks, wall=self.clock.wall, run=TRAIN.run, **said)
 
+    def _started(self, rank: int) -> RingFile:
+        """Start a process of the rank, which takes a step."""
+        ring = self._ring(rank)
+        ring.hold()
+        self._stack.callback(ring.die)
+        ring.step()
+        return ring
+
     def kill(self, *ranks: int) -> None:
         for index in ranks:
-            self.holders[index].kill()
-            self.holders[index].wait()
+            self.rings[index].die()
 
     def join(self, index: int) -> None:
         """A successor of the process at this place of ``rings``, which has ended."""
         self.poll()
-        self.rings[index] = self._ring(self.rings[index].rank)
-        self.holders[index] = self._stack.enter_context(self.rings[index].held())
-        self.rings[index].step()
+        self.rings[index] = self._started(self.rings[index].rank)
         self.poll()
 
     def restart(self, config: TriggersConfig | None = None) -> None:

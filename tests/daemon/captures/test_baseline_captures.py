@@ -20,10 +20,8 @@ HOUR_S = 3600.0
 
 
 class Node(CaptureNode):
-    def __init__(
-        self, path: Path, stack: ExitStack, baseline: BaselineConfig = EARLY, **options: Any
-    ) -> None:
-        super().__init__(path, stack, baseline=baseline, **options)
+    def __init__(self, path: Path, stack: ExitStack, **options: Any) -> None:
+        super().__init__(path, stack, baseline=EARLY, **options)
         self.train(3)
 
     def connect(self) -> None:
@@ -60,25 +58,16 @@ def test_a_healthy_job_is_captured_once_on_its_first_rank(node):
 
 
 @pytest.mark.parametrize(
-    ("options", "active", "taken"),
+    ("anomaly", "taken"),
     [
-        # It waits for the steps, and can be switched off.
-        ({"baseline": BaselineConfig(after_steps=6, after_s=60.0)}, (), None),
-        ({"baseline": BaselineConfig(after_steps=4, after_s=60.0)}, (), [0]),
-        ({"baseline": BaselineConfig(enabled=False, after_steps=0, after_s=0.0)}, (), None),
-        # A job with an anomaly, or on a faulty device, has no baseline.
-        ({}, (LEAK,), None),
-        ({}, (HOT,), None),
+        (LEAK, 0),
+        (HOT, 0),
         # An anomaly of another job does not count, even on the same GPU.
-        ({}, (replace(LEAK, job="another", rank=0, device="GPU-0"),), [0]),
-        # On many nodes it is taken where rank 0 is.
-        ({"ranks": (0, 1), "world_size": 4}, (), [0]),
-        ({"ranks": (2, 3), "world_size": 4}, (), None),
+        (replace(LEAK, job="another", rank=0, device="GPU-0"), 1),
     ],
 )
-def test_it_is_taken_of_a_warm_healthy_job_where_rank_0_is(tmp_path, stack, options, active, taken):
-    captures = Node(tmp_path, stack, **options).look(90, *active)
-    assert [rank.rank for c in captures for rank in c.ranks] == (taken or [])
+def test_a_job_with_an_anomaly_or_on_a_faulty_device_has_no_baseline(node, anomaly, taken):
+    assert len(node.look(90, anomaly)) == taken
 
 
 def test_a_restart_of_the_daemon_or_of_the_ranks_takes_no_second_one(node):

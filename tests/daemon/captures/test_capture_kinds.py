@@ -257,6 +257,8 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     node.finished(asked)
     for _ in range(21):
         node.rings[0].step(after_s)
+        # Steps of another rank are not compared with those before.
+        node.rings[1].step(9.0)
     capture = node.finished(asked)
     assert capture.cost_s == pytest.approx(5 * 0.3, abs=0.01)
     assert capture.residual is not None

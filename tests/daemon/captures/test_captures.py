@@ -21,8 +21,8 @@ def states(capture: Capture) -> list[str]:
 
 
 def test_a_rank_in_which_no_step_is_seen_is_not_asked_for_steps(node):
-    stepless = node.rings[1] = node._ring(1)
     node.kill(1)
+    stepless = node.rings[1] = node._ring(1)
     with stepless.held():
         stepless.word(protocol.WORD_CALLS, 96)
         node.poll()
@@ -144,11 +144,6 @@ def test_a_capture_of_all_ranks_is_complete_stored_and_diagnosed(node):
     assert Store(node.store.config).load(10)[0].id == asked.id
 
 
-def ended(node: CaptureNode) -> None:
-    node.rings[1].word(protocol.WORD_ENDED, 1)
-    node.kill(1)
-
-
 def died_after(event: str) -> Callable[[CaptureNode], None]:
     def bring(node: CaptureNode) -> None:
         node.answer(1, event, step=3)
@@ -188,7 +183,7 @@ def failed(detail: str) -> Callable[[CaptureNode], None]:
         (lambda node: node.kill(1), "missing", "the process died before it answered"),
         (died_after("capture_armed"), "missing", "the process died while armed"),
         (died_after("capture_started"), "missing", "the process died while recording"),
-        (ended, "missing", "the process ended before it answered"),
+        (lambda node: node.rings[1].end(), "missing", "the process ended before it answered"),
         (
             lambda node: node.poll(after_s=60),
             "missing",
@@ -271,6 +266,13 @@ def test_refusals_are_told_apart_and_counted(node):
         for request in (ANOTHER, AUTOMATIC):
             node.service.cancel(asked.id, CANCELLED)
             asked = node.service.request(request)
+    # One that has recorded something counts though it is cancelled.
+    node.answer_all("capture_started", step=3)
+    node.poll()
+    cancelled = node.service.cancel(asked.id, CANCELLED)
+    assert [rank.detail for rank in cancelled.ranks] == [CANCELLED] * 2
+    with pytest.raises(Refused, match="cooldown_s leaves"):
+        node.service.request(ANOTHER)
 
 
 def test_a_capture_that_the_store_has_no_room_for_is_refused_after_all(node):
