@@ -75,7 +75,7 @@ def test_the_labels_decide_what_is_captured(site, labels, kind, ranks):
 
 
 def test_what_cannot_be_captured_is_answered_too(site, golden):
-    node, client = site()
+    node, client = site(recipes={"hang": None})
     answers = send(
         client,
         {**alert("f1", training_job="train"), "status": "resolved"},
@@ -86,24 +86,11 @@ def test_what_cannot_be_captured_is_answered_too(site, golden):
         alert("f6", training_job="train", rank="7"),
         alert("f7", gpu="0"),
         alert("f8", uuid="GPU-9", kind="xid"),
+        alert("f9", training_job="train", kind="hang"),
     )
     golden("http/alerts.json", json.dumps(answers, indent=1).encode())
     assert node.captures() == []
     assert {answer["outcome"] for answer in answers} <= set(ALERT_OUTCOMES)
-
-
-@pytest.mark.parametrize(
-    ("triggers", "outcome", "detail"),
-    [
-        ({"recipes": {"hang": None}}, "no_recipe", "triggers.recipes: hang is switched off"),
-        ({"dry_run": True}, "refused_dry_run", ""),
-    ],
-)
-def test_what_is_switched_off_is_not_captured(site, triggers, outcome, detail):
-    node, client = site(**triggers)
-    (answer,) = send(client, alert(training_job="train", kind="hang"))
-    assert answer["outcome"] == outcome and detail in answer["detail"]
-    assert node.captures() == []
 
 
 def test_the_same_firing_is_captured_once_however_often_it_is_sent(site):

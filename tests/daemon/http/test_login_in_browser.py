@@ -1,13 +1,10 @@
 """Sessions in a real browser: links, their end, and other sites."""
 
-import http.server
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from tests.browser import NEEDS_BROWSER, browser, open_page
 from tests.daemon.http.conftest import TIMEOUT_S, link_to
+from tests.exporters.receiver import http_server
 
 pytestmark = NEEDS_BROWSER
 __all__ = ["browser"]
@@ -18,28 +15,6 @@ const ask = (path) => fetch("{target}" + path,
 Promise.allSettled([ask("/api/v1/captures"), ask("/logout")])
   .then(() => document.title = "done");
 </script>"""
-
-
-@contextmanager
-def site(text: str) -> Iterator[str]:
-    """Yield the address of a page of another program on this machine."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-        thread.join()
 
 
 def heading(page: Any, name: str) -> None:
@@ -72,7 +47,8 @@ def test_a_page_of_another_port_of_the_host_changes_nothing(browser, serve, agen
     complaints: list[str] = []
     own = server.url.rstrip("/")
     page = open_page(browser, own + link_to(server), complaints)
-    with site(HOSTILE.format(target=own)) as other:
+    hostile = HOSTILE.format(target=own).encode()
+    with http_server(lambda *_: (200, {"Content-Type": "text/html"}, hostile)) as other:
         page.goto(other)
         page.wait_for_function("document.title === 'done'")
         page.get_by_role("button").click()

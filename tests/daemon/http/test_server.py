@@ -184,9 +184,3 @@ def test_a_web_config_that_cannot_be_honoured_is_refused(tmp_path, agent, golden
         said = str(refused.value).replace(str(tmp_path), "").partition(" YAML: ")[0]
         lines.append(f"{text.strip()[:99]}\n    {said}\n")
     golden_case("".join(lines))
-
-
-def test_a_stop_before_the_run_ends_it_at_once(agent):
-    server = Server(agent, HttpConfig(listen="127.0.0.1:0"))
-    server.stop()
-    server.run()

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,17 +37,22 @@ OURS = "|2026-11-22T10:00:00|warpwatch: device_lost: GPU 0\n"
 DRAINING = HEALTHY.replace("mixed|Unknown|none", "draining|2026-11-23T10:00:00|warpwatch: …")
 BOTH = "gpu-1|drained|2026-11-22T10:00:01|warpwatch: …\ngpu-9|drained" + OURS
 DISK = "gpu-3|drained|2026-11-22T10:00:00|disk\n"
+# What the commands say where no daemon answers.
+AWAY = {"status": "", "status.exit": "3", "anomalies": "", "anomalies.exit": "3"}
 
-Run = Callable[..., list[str]]
+Run = Callable[..., tuple[int, list[str]]]
 
 
 @pytest.fixture
 def slurm(tmp_path: Path, client: object, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """``slurm(script, **files)``: what the script has asked of scontrol, which writes it down."""
+    """``slurm(script, gpus, **files)``: its status, and what it has asked of scontrol.
+
+    The job has these GPUs. scontrol writes down what it is asked.
+    """
     programs = tmp_path / "bin"
     programs.mkdir()
     asked = tmp_path / "asked"
-    answer = f'cat "{tmp_path}/$(basename "$0")"\nexit $(cat "{tmp_path}/status" || echo 0)\n'
+    answer = f'[ "$2" = --json ] && cat "{tmp_path}/$1"\nexit $(cat "{tmp_path}/$1.exit")\n'
     # A change by scontrol shows in sinfo from then on: in a file of the test's own.
     changed = f'echo "$@" >> {asked}\ncp {tmp_path}/later {tmp_path}/sinfo 2>/dev/null\n'
     refused = f"exit $(cat {tmp_path}/refused 2>/dev/null || echo 0)\n"
@@ -63,17 +67,17 @@ def slurm(tmp_path: Path, client: object, monkeypatch: pytest.MonkeyPatch) -> Ru
     monkeypatch.setenv("SETTLE_S", "0")
     monkeypatch.setenv("CONF", str(tmp_path / "conf"))
 
-    def run(script: str, **files: str) -> list[str]:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            status = main(["status", "--json"])
-        said = {"warpwatch": printed.getvalue(), "status": str(status)}
+    def run(script: str, gpus: str = "", **files: str) -> tuple[int, list[str]]:
+        said = {"asked": ""}
+        for command in ("status", "anomalies"):
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                said[f"{command}.exit"] = str(main([command, "--json"]))
+            said[command] = printed.getvalue()
         for name, text in {**said, **files}.items():
             (tmp_path / name).write_text(text)
-        asked.write_text("")
+        monkeypatch.setenv("SLURM_JOB_GPUS", gpus)
         done = subprocess.run(EXAMPLES / script, capture_output=True, text=True, timeout=TIMEOUT_S)
-        assert done.returncode == 0, done.stderr
-        return asked.read_text().splitlines()
+        return done.returncode, asked.read_text().splitlines()
 
     return run
 
@@ -84,11 +88,11 @@ def test_a_critical_fault_of_a_gpu_drains_its_node_with_the_reason_and_nothing_e
     agent.now = replace(agent.now, anomalies=(STRAGGLER, LOST))
     reason = "device_lost: GPU 3  fell off  the bus   (reboot) 1"
     expected = [f"update NodeName=gpu-1 State=DRAIN Reason=warpwatch: {reason}"]
-    assert slurm("health-check.sh", sinfo=HEALTHY, later=DRAINING) == expected
+    assert slurm("health-check.sh", sinfo=HEALTHY, later=DRAINING) == (0, expected)
     warned, crashed = replace(LOST, severity="warning"), replace(LOST, kind="crash")
     over = replace(LOST, end_time=LOST.time + 1)
     agent.now = replace(agent.now, anomalies=(STRAGGLER, warned, crashed, over))
-    assert slurm("health-check.sh", sinfo=HEALTHY) == []
+    assert slurm("health-check.sh", sinfo=HEALTHY) == (0, [])
 
 
 @pytest.mark.parametrize(
@@ -102,13 +106,15 @@ def test_a_critical_fault_of_a_gpu_drains_its_node_with_the_reason_and_nothing_e
         pytest.param({"sinfo": HEALTHY, "later": BOTH}, ["DRAIN", "UNDRAIN"], id="two at once"),
         pytest.param({"sinfo": HEALTHY, "refused": "1"}, ["DRAIN"], id="scontrol refuses"),
         pytest.param({}, [], id="no sinfo"),
-        pytest.param({"sinfo": HEALTHY, "warpwatch": "", "status": "3"}, [], id="no daemon"),
+        pytest.param({"sinfo": HEALTHY} | AWAY, [], id="no daemon"),
     ],
 )
 def test_a_node_is_drained_only_where_slurm_and_the_operator_allow_it(slurm, agent, files, states):
     agent.now = replace(agent.now, anomalies=(LOST,))
-    asked = [line.split()[1:3] for line in slurm("health-check.sh", **files)]
-    assert asked == [["NodeName=gpu-1", f"State={state}"] for state in states]
+    status, asked = slurm("health-check.sh", **files)
+    assert status == 0
+    expected = [["NodeName=gpu-1", f"State={state}"] for state in states]
+    assert [line.split()[1:3] for line in asked] == expected
 
 
 def test_the_kinds_that_drain_are_those_of_hardware() -> None:
@@ -118,36 +124,15 @@ def test_the_kinds_that_drain_are_those_of_hardware() -> None:
 
 
 BROKEN = replace(LOST, kind="device_needs_service", gpu=3)
-ASK_REALLY = f'exec "{Path(sys.executable).parent}/warpwatch" "$@"\n'
 OTHERS = "".join(f"gpu-{number}|warpwatch: xid: GPU 0\n" for number in (7, 8, 9))
-
-
-@pytest.fixture
-def prolog(slurm: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """``prolog(gpus, **files)``: its status, and how often it drained; commands ask the agent."""
-    (tmp_path / "bin" / "warpwatch").write_text("#!/bin/bash\n" + ASK_REALLY)
-
-    def run(gpus: str, **files: str) -> tuple[int, list[str]]:
-        monkeypatch.setenv("SLURM_JOB_GPUS", gpus)
-        for name, text in files.items():
-            (tmp_path / name).write_text(text)
-        done = subprocess.run(
-            EXAMPLES / "prolog.sh", capture_output=True, text=True, timeout=TIMEOUT_S
-        )
-        asked = tmp_path / "asked"
-        return done.returncode, asked.read_text().splitlines() if asked.exists() else []
-
-    return run
-
-
 REFUSING = {"conf": "REFUSE=1\n", "sinfo": "gpu-1|none\n"}
 
 
-def test_a_job_on_a_gpu_with_a_critical_fault_is_refused_with_the_reason(prolog, agent):
+def test_a_job_on_a_gpu_with_a_critical_fault_is_refused_with_the_reason(slurm, agent):
     agent.now = replace(agent.now, anomalies=(STRAGGLER, BROKEN))
     reason = "device_needs_service: GPU 3  fell off  the bus   (reboot) 1"
     expected = [f"update NodeName=gpu-1 State=DRAIN Reason=warpwatch: {reason}"]
-    assert prolog("2,3", **REFUSING) == (1, expected)
+    assert slurm("prolog.sh", "2,3", **REFUSING) == (1, expected)
 
 
 @pytest.mark.parametrize(
@@ -161,16 +146,12 @@ def test_a_job_on_a_gpu_with_a_critical_fault_is_refused_with_the_reason(prolog,
         pytest.param({"kind": "crash"}, "3", REFUSING, id="a job's fault"),
         pytest.param({}, "3", REFUSING | {"sinfo": OTHERS}, id="many are drained"),
         pytest.param({}, "3", {"conf": "REFUSE=1\n"}, id="no sinfo"),
+        pytest.param({}, "3", REFUSING | AWAY, id="no daemon"),
     ],
 )
-def test_any_other_job_starts(prolog, agent, found, gpus, files):
+def test_any_other_job_starts(slurm, agent, found, gpus, files):
     agent.now = replace(agent.now, anomalies=(replace(BROKEN, **found),))
-    assert prolog(gpus, **files) == (0, [])
-
-
-def test_a_job_starts_where_no_daemon_answers(prolog, tmp_path, monkeypatch):
-    monkeypatch.setenv("WARPWATCH_DIR", str(tmp_path / "nothing"))
-    assert prolog("3", **REFUSING) == (0, [])
+    assert slurm("prolog.sh", gpus, **files) == (0, [])
 
 
 def captured(owner: str, run: str) -> Capture:
@@ -189,7 +170,7 @@ def test_a_verdict_becomes_the_comment_of_its_owner_s_job(slurm: Run, agent: Mem
     comments |= {"4|1000": "ask Ana first", "5|1001": "", "7|1000": "", "8|1000": "", "61|1000": ""}
     queue = "".join(f"{job}|{comment}|\n" for job, comment in comments.items())
     expected = [f"update JobId={job} AdminComment={text}" for job in (1, 2)]
-    assert slurm("job-verdicts.sh", squeue=queue) == expected
+    assert slurm("job-verdicts.sh", squeue=queue) == (0, expected)
 
 
 def test_shellcheck_has_nothing_to_say() -> None:
