@@ -5,12 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.exporters.receiver import Receiver, receiver
+from warpwatch_exporters import otlp
 from warpwatch_runtime import http_requests
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_requests, "TIMEOUT_S", 300.0)
+    for module in (http_requests, otlp):
+        monkeypatch.setattr(module, "TIMEOUT_S", 300.0)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -31,11 +30,6 @@ from warpwatch_runtime.agent_metrics import AgentMetrics
 
 ROTEL = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages/rotel")
 STATE = replace(state_of(), devices=simulated(1, 5), ranks=(rank(0),))
-
-
-@pytest.fixture(autouse=True)
-def more_patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwatch_exporters.otlp.TIMEOUT_S", 300.0)
 
 
 class Site:
@@ -71,10 +65,6 @@ def logs_in(server: Receiver) -> list[Any]:
     said = map(ExportLogsServiceRequest.FromString, server.bodies("/v1/logs"))
     scopes = [scope for one in said for of in one.resource_logs for scope in of.scope_logs]
     return [record for scope in scopes for record in scope.log_records]
-
-
-def attributes(of: Any) -> dict[str, str]:
-    return {one.key: one.value.string_value for one in of.attributes}
 
 
 @contextmanager
@@ -180,6 +170,7 @@ def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver)
         last_words()
     assert {"warpwatch_http_requests", "warpwatch_device_power_watts"} <= set(metrics_in(server))
     said = ExportMetricsServiceRequest.FromString(server.bodies("/v1/metrics")[-1])
-    resource = attributes(said.resource_metrics[0].resource)
+    attributes = said.resource_metrics[0].resource.attributes
+    resource = {one.key: one.value.string_value for one in attributes}
     assert resource["service.instance.id"] == resource["host.name"] == "gpu-17"
     assert (resource["service.name"], resource["service.version"]) == ("warpwatch", "0.1.0")

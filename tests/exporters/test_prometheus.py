@@ -4,11 +4,9 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -24,21 +22,6 @@ DCGM = Options(dcgm_names=True, node="node-1")
 Golden = Callable[[str, bytes], None]
 
 
-@cache
-def samples_of(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in parse_text(page.decode())
-        for sample in family.samples
-    }
-
-
-def pod_state() -> State:
-    held = {simulated(1)[0].device.uuid: (Workload("ml", "llama-0", "trainer"),)}
-    attributions = (Attribution("kubelet", TIME, held),)
-    return replace(full_state(), attributions=attributions, ranks=(), jobs=())
-
-
 @pytest.mark.parametrize(("name", "state"), [("metrics", full_state()), ("odd", odd_state())])
 def test_the_exposition_is_the_golden_one(golden: Golden, name: str, state: State) -> None:
     golden(f"{name}.prom", render(state))
@@ -51,12 +34,8 @@ def test_openmetrics_is_the_golden_one_for_a_strict_parser(golden: Golden) -> No
     assert len([*parse_openmetrics(page.decode() + "# EOF\n")]) > 50  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.parametrize(
-    ("name", "state", "count"), [("dcgm", pod_state(), 25), ("dcgm_mig", mig_state(), 25)]
-)
-def test_names_of_dcgm_exporter_are_the_golden_ones_for_strict_parsers_too(
-    golden, name, state, count
-):
+@pytest.mark.parametrize(("name", "state"), [("dcgm", full_state()), ("dcgm_mig", mig_state())])
+def test_names_of_dcgm_exporter_are_the_golden_ones_for_strict_parsers_too(golden, name, state):
     """Names, order, labels and numbers are those of dcgm-exporter 4.5's default list."""
     text = render(state, DCGM).decode()
     lines = [line for line in text.splitlines() if "DCGM_" in line]
@@ -64,7 +43,7 @@ def test_names_of_dcgm_exporter_are_the_golden_ones_for_strict_parsers_too(
     named = {family.name for family in parse_text(text) if family.name.startswith("DCGM_")}
     strict = parse_openmetrics(render(state, DCGM, openmetrics=True).decode() + "# EOF\n")  # type: ignore[no-untyped-call]
     assert {one.name for one in strict if one.name.startswith("DCGM_")} == named
-    assert len(named) == count
+    assert len(named) == 25
     assert b"DCGM_" not in render(state)
 
 
@@ -105,10 +84,9 @@ def test_inlined_labels_are_on_every_series_of_a_device_with_one_workload(state:
 def test_more_anomalies_than_can_be_described_are_counted() -> None:
     (anomaly,) = (found for found in full_state().anomalies if found.end_time is None)
     many = tuple(replace(anomaly, time=TIME + n, rank=n) for n in range(250))
-    page = render(State(TIME, "1", "h", anomalies=many))
-    described = [key for key in samples_of(page) if key[0] == "warpwatch_anomaly_info"]
-    assert len(described) == 200
-    assert samples_of(page)["warpwatch_anomaly_active", (("kind", "straggler"),)] == 250
+    lines = render(State(TIME, "1", "h", anomalies=many)).splitlines()
+    assert sum(line.startswith(b"warpwatch_anomaly_info{") for line in lines) == 200
+    assert b'warpwatch_anomaly_active{kind="straggler"} 250' in lines
 
 
 def test_at_most_a_thousand_ranks_have_series() -> None:
@@ -140,12 +118,6 @@ def test_what_is_gone_leaves_at_most_500_prefixes_behind(first: int, are_dropped
     assert (prometheus._prefixes[(), None] == {}) is are_dropped
 
 
-def registry_of(state: State) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(StateCollector(lambda: state))
-    return registry
-
-
 def families(page: bytes) -> dict[str, object]:
     return {
         family.name: (
@@ -158,16 +130,6 @@ def families(page: bytes) -> dict[str, object]:
 
 @pytest.mark.parametrize("state", [full_state(), odd_state(), State(TIME, "1", "h")])
 def test_it_has_the_same_families_and_samples_as_the_page(state: State) -> None:
-    shown = families(generate_latest(registry_of(state)))
+    shown = families(generate_latest(StateCollector(lambda: state)))
     assert shown == families(render(state))
     assert shown["warpwatch_build_info"]
-
-
-def test_it_has_the_same_units_in_openmetrics() -> None:
-    def units(page: bytes) -> dict[str, str]:
-        families = parse_openmetrics(page.decode())  # type: ignore[no-untyped-call]
-        return {family.name: family.unit for family in families}
-
-    shown = units(openmetrics.generate_latest(registry_of(full_state())))  # type: ignore[no-untyped-call]
-    assert shown == units(render(full_state(), openmetrics=True) + b"# EOF\n")
-    assert shown["warpwatch_device_energy_joules"] == "joules"

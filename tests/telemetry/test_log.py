@@ -52,15 +52,7 @@ def test_a_record_comes_back_as_it_was(record: Record) -> None:
     assert decode(json.loads(json.dumps(encode(record)))) == record
 
 
-def test_what_is_unknown_is_left_out() -> None:
-    assert encode(Step(2.0, "a", 0, 1, 0.5)) == {
-        "type": "step",
-        "time": 2.0,
-        "job": "a",
-        "rank": 0,
-        "step": 1,
-        "duration_s": 0.5,
-    }
+def test_a_value_that_is_not_known_is_left_out() -> None:
     reading = DeviceReading(3.0, "G", {("device_power_watts", ()): float("nan")})
     assert encode(reading)["metrics"] == {}
 
@@ -149,13 +141,6 @@ def outcome(read: Callable[[Any], Record], line: object) -> Record | str:
         return read(line)
     except (ValueError, OverflowError) as error:
         return str(error)
-
-
-def test_a_step_line_without_a_number_follows_one_that_was_read_by_its_types() -> None:
-    decoder = Decoder()
-    decoder.decode_line(b'{"type":"step","time":10,"job":"a","rank":1,"step":7,"duration_s":1}')
-    follower = decoder.decode_line(b'{"type":"step","time":10.5,"job":"a","rank":1}')
-    assert follower == Step(10.5, "a", 1, 8, 0.5)
 
 
 def test_steps_of_the_next_run_of_a_job_are_remembered_as_its_own() -> None:

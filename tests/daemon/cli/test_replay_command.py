@@ -105,11 +105,23 @@ def test_an_explanation_is_a_line_for_each_suppressed_finding_and_reading():
     assert (reading["kind"], reading["limit"]) == ("hang", None)
 
 
+def test_a_strangers_name_reaches_no_terminal_as_it_is(slow_log, tmp_path, capsys):
+    hostile = "j\x1b]0;owned\x07\u202e\x9b2J"
+    log = tmp_path / "log"
+    log.write_bytes(slow_log.read_bytes().replace(b'"llama"', json.dumps(hostile).encode()))
+    assert main(["replay", str(log)]) == 1
+    assert main(["replay", str(tmp_path / hostile)]) == 2
+    written = capsys.readouterr()
+    assert "\\x1b]0;owned\\x07" in written.out
+    assert "\\x1b]0;owned\\x07" in written.err
+    assert all(c == "\n" or c.isprintable() for c in written.out + written.err)
+
+
 def test_a_job_name_that_no_terminal_can_show_is_written_escaped(
-    tmp_path, capfdbinary, monkeypatch
+    slow_log, tmp_path, capfdbinary, monkeypatch
 ):
-    log = tmp_path / "strange.jsonl"
-    log.write_bytes(b"".join(lines(slow_rank())).replace(b'"llama"', b'"\\ud800"'))
+    log = tmp_path / "log"
+    log.write_bytes(slow_log.read_bytes().replace(b'"llama"', b'"\\ud800"'))
     with open(1, "w", encoding="ascii", closefd=False) as terminal:
         monkeypatch.setattr("sys.stdout", terminal)
         assert main(["replay", str(log), "--explain"]) == 1
