@@ -12,15 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.captures.capture_node import CaptureNode
 from tests.waiting import DEADLINE_S
 from warpwatch import protocol
 from warpwatch_daemon.participants import stacks
 from warpwatch_daemon.participants.stacks import NoStacks, Silent
 from warpwatch_daemon.ranks.rank import HOLDS_GIL, STOPPED, UNKNOWN, Rank
-from warpwatch_daemon.ranks.table import RingTable
 from warpwatch_runtime.directory import Directory
-from warpwatch_telemetry.jobs import JobId
 
 HEAD = json.dumps({"rank": 3, "job": "j", "main": 16, "threads": {"16": "MainThread"}}).encode()
 DUMP = b"""Timeout (0:00:15)!
@@ -200,36 +198,31 @@ def test_the_pipe_of_threads_that_may_run_again_is_left_full(pipe, written):
         assert file.read(10) == HEAD[:10]
 
 
-def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path):
-    file = RingFile(tmp_path, job="steps")
-    (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan(0.0, 0.0)
-    expected = stacks.pipe_name(ring.name)
-    rank = Rank(JobId("uid/0", "steps", "1"), ring, 0.0, 0.0, set())
+@pytest.fixture
+def rank(node: CaptureNode) -> Rank:
+    return next(one for one in node.source.live() if one.rank == 0)
+
+
+def test_the_pipe_of_a_rank_that_steps_on_is_not_read(node, rank):
+    expected = stacks.pipe_name(rank.ring.name)
     rank.claims = msgspec.structs.replace(rank.claims, held_stacks=expected)
     files = []
     for begun_after_s in (0.4, 5.0):
-        file.word(protocol.WORD_HEARTBEAT, 10**9)
-        file.word(protocol.WORD_STEP_BEGUN_AT, 10**9 + round(begun_after_s * 1e9))
-        files.append(stacks.inspect(rank, ring.name).held_file)
+        node.rings[0].word(protocol.WORD_HEARTBEAT, 10**9)
+        node.rings[0].word(protocol.WORD_STEP_BEGUN_AT, 10**9 + round(begun_after_s * 1e9))
+        files.append(stacks.inspect(rank, rank.ring.name).held_file)
     assert files == [expected, None]
-    ring.reader.close()
 
 
-def test_a_process_that_only_the_ring_names_is_not_looked_at(tmp_path):
-    file = RingFile(tmp_path, job="claims")
-    with file.held() as holder:
-        (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan(0.0, 0.0)
-        rank = Rank(JobId("uid/0", "claims", "1"), ring, 0.0, 0.0, set())
-        reasons = []
-        # Its own, and then that of a process which holds no lock of this ring.
-        for pid in (holder.pid, os.getpid()):
-            stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-            identity = ring.reader.header().identity
-            claim = identity._replace(pid=pid, process_start=int(stat[19]))
-            file.put(0, protocol.encode_identity(claim))
-            found = stacks.inspect(rank, ring.name)
-            reasons.append(found.reason)
-        assert reasons == ["holds the GIL", "unknown"]
-        with pytest.raises(NoStacks, match="not visible here"):
-            take(found, tmp_path)
-        ring.reader.close()
+def test_a_process_that_only_the_ring_names_is_not_looked_at(node, rank, tmp_path):
+    identity, reasons = rank.ring.reader.header().identity, []
+    # Its own, and then that of a process which holds no lock of this ring.
+    for pid in (node.rings[0].holder.pid, os.getpid()):
+        stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        claim = identity._replace(pid=pid, process_start=int(stat[19]))
+        node.rings[0].put(0, protocol.encode_identity(claim))
+        found = stacks.inspect(rank, rank.ring.name)
+        reasons.append(found.reason)
+    assert reasons == ["holds the GIL", "unknown"]
+    with pytest.raises(NoStacks, match="not visible here"):
+        take(found, tmp_path)

@@ -15,8 +15,8 @@ OVERFLOWING = (
 )
 
 
-def entry(server: Server, base: str = "") -> str:
-    return (base or server.url).rstrip("/") + link_to(server)
+def entry(server: Server) -> str:
+    return server.url.rstrip("/") + link_to(server)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ OURS = "|2026-11-22T10:00:00|warpwatch: device_lost: GPU 0\n"
 DRAINING = HEALTHY.replace("mixed|Unknown|none", "draining|2026-11-23T10:00:00|warpwatch: …")
 BOTH = "gpu-1|drained|2026-11-22T10:00:01|warpwatch: …\ngpu-9|drained" + OURS
 DISK = "gpu-3|drained|2026-11-22T10:00:00|disk\n"
-# What the commands say where no daemon answers.
+# The output of the commands if no daemon answers.
 AWAY = {"status": "", "status.exit": "3", "anomalies": "", "anomalies.exit": "3"}
 
 Run = Callable[..., tuple[int, list[str]]]

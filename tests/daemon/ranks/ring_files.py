@@ -81,7 +81,7 @@ class RingFile:
         self, folder: Path, *, wall: Callable[[], float] | None = None, **metadata: Any
     ) -> None:
         self._wall_ns = time.time_ns if wall is None else lambda: int(wall() * 1e9)
-        self._holder: Holder | None = None
+        self.holder: Holder | None = None
         said: dict[str, Any] = {
             "job": "train",
             "rank": 0,
@@ -165,13 +165,13 @@ class RingFile:
         self.record(protocol.RECORD_EVENT, protocol.encode_event(name, fields))
 
     def hold(self) -> Holder:
-        self._holder = Holder(self.path)
-        return self._holder
+        self.holder = Holder(self.path)
+        return self.holder
 
     def die(self) -> None:
-        if self._holder is not None:
-            self._holder.close()
-            self._holder = None
+        if self.holder is not None:
+            self.holder.close()
+            self.holder = None
 
     def end(self) -> None:
         """Say that the process ends in order, and let it."""

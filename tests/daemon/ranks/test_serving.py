@@ -98,24 +98,21 @@ def test_only_workers_have_steps_and_a_front_end_knows_no_requests(node):
     assert node.rejects == {}
 
 
-def test_live_replicas_of_a_server_keep_one_name(tmp_path):
-    node = RankNode(tmp_path, known_pods=lambda: {A: Pod("ns", "chat-abc")})
-    try:
-        served(node)
-        served(node, run="r-2")
-        node.ring(A, **SAID)
-        node.poll()
-        assert {(s.job, s.run, s.serve.replica) for s in node.states()} == {
-            ("chat", "r-1", "a5fa77"),
-            ("chat", "r-2", "211fc1"),
-            ("chat", "r-1", "chat-abc"),
-        }
-        # A training of the same name is another job.
-        node.ring(None, job="chat")
-        node.poll()
-        assert sum(state.job.startswith("chat#") for state in node.states()) == 1
-    finally:
-        node.close()
+@pytest.mark.parametrize("known_pods", [lambda: {A: Pod("ns", "chat-abc")}])
+def test_live_replicas_of_a_server_keep_one_name(node):
+    served(node)
+    served(node, run="r-2")
+    node.ring(A, **SAID)
+    node.poll()
+    assert {(s.job, s.run, s.serve.replica) for s in node.states()} == {
+        ("chat", "r-1", "a5fa77"),
+        ("chat", "r-2", "211fc1"),
+        ("chat", "r-1", "chat-abc"),
+    }
+    # A training of the same name is another job.
+    node.ring(None, job="chat")
+    node.poll()
+    assert sum(state.job.startswith("chat#") for state in node.states()) == 1
 
 
 @pytest.mark.parametrize(("shutdown", "expected"), [(True, [End, End]), (False, [RankEvent] * 2)])
