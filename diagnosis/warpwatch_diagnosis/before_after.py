@@ -24,6 +24,8 @@ SAME_COUNT = 0.02
 MIN_STEP_RATIO = 1.10
 # A smaller share of the step is not reported as a change.
 MIN_REPORTED_SHARE = 0.01
+# The cause of a change explains this share of it (own value).
+MIN_EXPLAINED = 0.5
 _SHOWN = 10
 
 
@@ -69,7 +71,7 @@ class KernelChange:
         text = f"kernel {name} is {self.change}: {both}"
         if self.change in ("more", "fewer"):
             text += f", {self.before_count:,.0f} -> {self.now_count:,.0f} times"
-        return text + " a step"
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,10 @@ class OperatorChange:
     change_ms: float
 
     def __str__(self) -> str:
-        both = f"{self.before_ms:,.2f} ms -> {self.now_ms:,.2f} ms"
-        return f"operator {short(self.name)}: {both} a step"
+        return f"operator {short(self.name)}: {self.before_ms:,.2f} ms -> {self.now_ms:,.2f} ms"
+
+
+AnyChange = PhaseChange | KernelChange | OperatorChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ class BaselineComparison:
     """The changes of a rank since the baseline, largest first; at most ten kernels or operators.
 
     slowdown_ratio: the factor by which all kernels are slower, as with lower clocks; else None.
+    a_step: the words for a step, which is an iteration in a server.
     """
 
     rank: int | None
@@ -101,6 +106,7 @@ class BaselineComparison:
     kernels: tuple[KernelChange, ...]
     operators: tuple[OperatorChange, ...]
     label: str
+    a_step: str
 
     @property
     def is_slower(self) -> bool:
@@ -109,25 +115,50 @@ class BaselineComparison:
         return max(steps, self.slowdown_ratio or 0.0) > MIN_STEP_RATIO
 
     @property
+    def compute_ms(self) -> float:
+        """The time by which the step's kernels, or operators on the CPU, grew."""
+        return sum(p.change_ms for p in self.phases if p.phase in ("compute", "operators"))
+
+    @property
+    def grown(self) -> AnyChange:
+        """The kernel or operator that grew most, or the phase if it grew by far more."""
+        phase: AnyChange = max(self.phases, key=lambda one: one.change_ms)
+        work: list[AnyChange] = [*self.kernels, *self.operators]
+        most = max(work, key=lambda one: one.change_ms, default=phase)
+        return most if most.change_ms >= MIN_EXPLAINED * phase.change_ms else phase
+
+    @property
+    def summary(self) -> str:
+        """A sentence on the step and the change that explains most of it."""
+        return f"{self.sentences[0]}; {self._alike or self._named(self.grown)}"
+
+    @property
     def sentences(self) -> tuple[str, ...]:
         """Sentences on the step, the phases, then the kernels that changed."""
         least_ms = MIN_REPORTED_SHARE * max(self.before_step_ms, self.now_step_ms)
-        found = [
-            f"{self.label}: a step takes {self.now_step_ms:,.1f} ms, "
-            f"in the baseline {self.before_step_ms:,.1f} ms"
-        ]
-        found += [str(p) for p in self.phases if abs(p.change_ms) >= least_ms]
+        changes: list[AnyChange] = [*self.phases]
         if self.slowdown_ratio is None:
-            changes: tuple[KernelChange | OperatorChange, ...] = (*self.kernels, *self.operators)
-            found += [str(change) for change in changes if abs(change.change_ms) >= least_ms]
-        else:
-            slower = 100 * (self.slowdown_ratio - 1)
-            found.append(f"the same kernels are all {slower:.0f} % slower, as with lower clocks")
-        return tuple(found)
+            changes += [*self.kernels, *self.operators]
+        return (
+            f"{self.label}: {self.a_step} takes {self.now_step_ms:,.1f} ms, "
+            f"in the baseline {self.before_step_ms:,.1f} ms",
+            *(self._named(one) for one in changes if abs(one.change_ms) >= least_ms),
+            *filter(None, [self._alike]),
+        )
+
+    @property
+    def _alike(self) -> str:
+        if self.slowdown_ratio is None:
+            return ""
+        slower = 100 * (self.slowdown_ratio - 1)
+        return f"the same kernels are all {slower:.0f} % slower, as with lower clocks"
+
+    def _named(self, change: AnyChange) -> str:
+        return str(change) if isinstance(change, PhaseChange) else f"{change} {self.a_step}"
 
     def to_json(self) -> dict[str, Any]:
         """Return one entry of ``comparison``."""
-        return {**plain(self, without=("label",)), "sentences": list(self.sentences)}
+        return {**plain(self, without=("label", "a_step")), "sentences": list(self.sentences)}
 
 
 def compare_captures(
@@ -154,13 +185,14 @@ def compare(now: Measures, before: Measures) -> BaselineComparison | None:
     phases = [
         PhaseChange(phase, old, new, new - old)
         for phase in {**phases_before, **phases_now}
+        if not phase.endswith("waiting_for_work")
         for old, new in [(phases_before.get(phase, 0.0), phases_now.get(phase, 0.0))]
     ]
     phases.sort(key=lambda p: (-abs(p.change_ms), p.phase))
     return BaselineComparison(
         rank=now.rank,
-        before_step_ms=before.window_us / before.step_count / 1e3,
-        now_step_ms=now.window_us / now.step_count / 1e3,
+        before_step_ms=before.step_us / 1e3,
+        now_step_ms=now.step_us / 1e3,
         slowdown_ratio=slowdown(now.gpu.sizes, before.gpu.sizes)
         if now.gpu and before.gpu
         else None,
@@ -168,6 +200,7 @@ def compare(now: Measures, before: Measures) -> BaselineComparison | None:
         kernels=tuple(kernel_changes(now, before)[:_SHOWN]),
         operators=tuple(operator_changes(now, before)[:_SHOWN]),
         label=now.label,
+        a_step="an iteration" if now.server else "a step",
     )
 
 

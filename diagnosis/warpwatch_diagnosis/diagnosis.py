@@ -15,6 +15,7 @@ from warpwatch_diagnosis.findings import (
     check_one_capture,
     doubts,
     find,
+    find_slower,
     likeliest,
     mostly,
     unexplained,
@@ -126,8 +127,12 @@ def conclude(
         # Communication may be waiting for a missing rank.
         kind = CommunicationBoundRule.kind
         findings = [replace(f, confidence="low") if f.kind == kind else f for f in findings]
-    reasons += ["; ".join(c.sentences[:1] + c.sentences[-1:]) for c in comparison if c.is_slower]
+    slower = [c for c in comparison if c.is_slower]
+    reasons += [c.summary for c in slower]
     first, decides = _head(findings, enough, sure_only=bool(reasons)), ""
+    if first is None and (found := find_slower(enough, slower, anomaly)):
+        first = found[0]
+        findings += found
     if brief:
         findings = [_less_sure(finding, brief) for finding in findings]
     if first is not None:

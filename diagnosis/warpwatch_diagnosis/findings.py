@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from warpwatch_diagnosis.alignment import Alignment
+from warpwatch_diagnosis.before_after import BaselineComparison
 from warpwatch_diagnosis.intervals import Intervals, difference, total, union
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.host_events import CAUSES
@@ -17,6 +18,7 @@ from warpwatch_diagnosis.rules import RULES
 from warpwatch_diagnosis.rules.base import Capture, Confidence, Finding, RankRule, idle
 from warpwatch_diagnosis.rules.communication_bound import exposed
 from warpwatch_diagnosis.rules.serving import KvThrashRule
+from warpwatch_diagnosis.rules.slower_compute import SlowerComputeRule
 from warpwatch_diagnosis.rules.straggler import StragglerRule
 from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.words import listed, percent, short
@@ -28,6 +30,7 @@ _SEEN_AS = {
     "gc_pause": "gc_pause",
     "kv_thrash": "kv_thrash",
     "latency_regression": "prefill_interference",
+    **dict.fromkeys(("step_regression", "step_drift", "run_regression"), "slower_compute"),
 }
 _SURER: dict[Confidence, Confidence] = {"low": "medium", "medium": "high", "high": "high"}
 
@@ -95,6 +98,16 @@ def find(
     }
     compared = [_against_baseline(f, usual[f.kind]) for f in _one_a_fault(found)]
     return corroborated(sorted(compared, key=lambda f: (-f.recoverable_s, f.kind)), anomaly)
+
+
+def find_slower(
+    capture: Sequence[Measures],
+    slower: Sequence[BaselineComparison],
+    anomaly: RequestingAnomaly | None,
+) -> list[Finding]:
+    """Return at most one finding, of steps that take longer than in the baseline."""
+    found = SlowerComputeRule().against(capture, slower)
+    return corroborated([_merged(found)], anomaly) if found else []
 
 
 def _one_a_fault(found: list[Finding]) -> list[Finding]:

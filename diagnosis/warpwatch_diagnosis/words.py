@@ -22,6 +22,7 @@ VERDICTS = {
     "recompilation": "torch.compile compiles again",
     "gc_pause": "Garbage collection pauses the training",
     "checkpoint": "Checkpoints hold up the training",
+    "slower_compute": "The GPU computes longer than in the baseline",
     "scheduler_bound": "The scheduler keeps the GPU waiting",
     "prefill_interference": "Prompts hold up the requests that decode",
     "kv_thrash": "The KV cache is too small for the load",
@@ -33,6 +34,7 @@ VERDICTS = {
 _ON_CPU = {
     "host_bound": "Python between the operators takes the time",
     "sync_bound": "Values are read one by one",
+    "slower_compute": "Operators take longer than in the baseline",
     "scheduler_bound": "The scheduler keeps the workers waiting",
 }
 # The titles for inference servers.

@@ -277,7 +277,7 @@ CAPTURES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
         [cpu_rank(0, host_us=4000)], {"baseline": [cpu_rank(0, host_us=4000)]}, "host_bound"),
     "a slower step with what was so before": (
         [slower(cpu_rank(0, host_us=4000), 1.5)], {"baseline": [cpu_rank(0, host_us=4000)]},
-        "inconclusive",
+        "slower_compute",
     ),
     "what is new beside what was so before": (
         [cpu_rank(0, host_us=4100, loading_us=2500)], {"baseline": [cpu_rank(0, host_us=4000)]},
@@ -342,8 +342,10 @@ CAPTURES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
         {"baseline": [busy_trace(extra="old_kernel")]}, "host_bound",
     ),
     "kernels that are all slower alike":
-        ([busy_trace(factor=1.2)], {"baseline": [busy_trace()]}, "inconclusive"),
-    "one slower kernel": ([slower_products()], {"baseline": [busy_trace()]}, "inconclusive"),
+        ([busy_trace(factor=1.2)], {"baseline": [busy_trace()]}, "slower_compute"),
+    "one slower kernel": ([slower_products()], {"baseline": [busy_trace()]}, "slower_compute"),
+    "a step that is slower around its operators": (
+        [slower(cpu_rank(0, host_us=1200), 1.15)], {"baseline": [cpu_rank(0)]}, "inconclusive"),
     "a kernel that is too short to be listed is not gone":
         ([many_kernels(25, k03=1, k07=1)], {"baseline": [many_kernels(25, k07=1, k09=1)]},
          "host_bound"),

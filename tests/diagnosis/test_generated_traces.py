@@ -94,11 +94,13 @@ def test_a_wait_that_another_cause_hides_saves_nothing(tmp_path):
     assert savings["host_bound"] == pytest.approx(4 * 6000, rel=0.1)
 
 
-def test_a_slower_step_without_finding_is_not_healthy(simulations, tmp_path):
+def test_a_step_that_is_slower_than_in_the_baseline_is_not_healthy(simulations, tmp_path):
     well = job("healthy", 4)
     slow = replace(well, machines=[replace(m, speed=m.speed / 1.3) for m in well.machines])
     now = simulate(slow, tmp_path, 4)
     assert diagnose(now).verdict == "healthy"
     found = diagnose(now, baseline=simulations.paths("healthy", 4))
-    assert (found.verdict, found.findings) == ("inconclusive", ())
+    (finding,) = found.findings
+    assert (found.verdict, finding.kind) == ("slower_compute", "slower_compute")
     assert "as with lower clocks" in found.summary
+    assert "throttling" in finding.advice

@@ -58,7 +58,7 @@ class Fault:
 
 FAULTS = {
     "forward": Fault(
-        becomes(forward_s=[0.115]), "step_regression", "inconclusive",
+        becomes(forward_s=[0.115]), "step_regression", "slower_compute",
         "longer for the same work since iteration", explained="operator vllm_faults::kernels: 10",
         rise=0.14,
     ),

@@ -131,6 +131,12 @@ class Measures:
         """The number of steps; 1 without annotations."""
         return len(self.steps) or 1
 
+    @property
+    def step_us(self) -> float:
+        """The mean time of a step; a server's wait for work belongs to none."""
+        waiting = self.server.waiting if self.server else []
+        return (self.window_us - total(waiting)) / self.step_count
+
     def share(self, intervals: Intervals) -> float:
         """Return the share of the window, 0 to 1."""
         return self.share_of_us(total(intervals))

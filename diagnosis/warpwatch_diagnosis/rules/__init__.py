@@ -29,6 +29,7 @@ from warpwatch_diagnosis.rules.serving import (
     SchedulerBoundRule,
     WaitingForWorkRule,
 )
+from warpwatch_diagnosis.rules.slower_compute import SlowerComputeRule
 from warpwatch_diagnosis.rules.straggler import StragglerRule
 
 RULES: tuple[DiagnosisRule, ...] = (
@@ -45,6 +46,7 @@ RULES: tuple[DiagnosisRule, ...] = (
     PrefillInterferenceRule(),
     RecompilationRule(),
     SchedulerBoundRule(),
+    SlowerComputeRule(),
     StageImbalanceRule(),
     StragglerRule(),
     SyncBoundRule(),
