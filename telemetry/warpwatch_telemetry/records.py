@@ -31,6 +31,8 @@ JobKind = Literal["train", "serve"]
 Role = Literal["rank", "scheduler", "frontend"]
 # The work of an iteration; empty for a step of a training.
 WorkClass = Literal["", "prefill", "decode", "mixed"]
+# The latencies in a second of a server, fields of ``Serve``.
+LATENCIES = ("first_token", "inter_token", "queue")
 
 
 class _OfJob:

@@ -84,7 +84,7 @@ def test_a_blocked_front_end_is_named_as_the_cause():
     found += opened(engine, load.records(700))
     assert after(found, 3000)[0] == ("latency_regression", 0)
     assert found[0].summary.endswith(
-        "; cause: the front end, iterations and queue do not explain it"
+        "; cause: the front end, since work, ranks, queue and KV cache do not explain it"
     )
 
 
@@ -97,24 +97,36 @@ def seen(rank: int = 0, count: int = 1) -> RankSeen:
     return RankSeen(EPOCH_S, "chat", rank, count, kind="serve")
 
 
+DECODING: dict[str, Any] = {"iterations": {"decode": (10, 0.9)}, "running": 4}
+HEALTHY = DECODING | {"inter_token": {0: 40}, "inter_token_s": 3.6}
+SLOW = DECODING | {"inter_token": {0: 40}, "inter_token_s": 7.2}
+
+
 @pytest.mark.parametrize(
     ("preemptions", "rank", "cause"),
     [
-        (0, 0, "the front end, iterations and queue do not explain it"),
-        (1, None, "KV cache, requests lose their place and are computed again"),
+        (0, 0, "the front end, since work, ranks, queue and KV cache do not explain it"),
+        (1, None, "the KV cache, since requests lose their place and are computed again"),
     ],
 )
 def test_latencies_that_iterations_do_not_explain_have_a_cause(preemptions, rank, cause):
-    decodes: dict[str, Any] = {"iterations": {"decode": (10, 0.9)}, "running": 4}
-    healthy = decodes | {"inter_token": {0: 40}, "inter_token_s": 3.6}
-    slow = decodes | {"inter_token": {0: 40}, "inter_token_s": 7.2, "preemptions": preemptions}
-    engine = alone("latency_regression")
-    (found,) = opened(engine, [seen(), *seconds(300, **healthy), *seconds(60, 300, **slow)])
+    slow = seconds(60, 300, **SLOW, preemptions=preemptions)
+    (found,) = opened(alone("latency_regression"), [seen(), *seconds(300, **HEALTHY), *slow])
     assert found.rank == rank
     assert found.summary == (
         "the time between tokens is 100 % longer than the iterations explain: 0.18 s instead of "
         f"0.0902 s; cause: {cause}"
     )
+
+
+def test_an_anomaly_that_explains_a_latency_names_it():
+    engine = detection()
+    slow = seconds(60, 300, **SLOW, preemptions=1)
+    assert kinds_of(opened(engine, [seen(), *seconds(300, **HEALTHY), *slow])) == [
+        ("kv_thrash", None)
+    ]
+    (thrash,) = engine.active
+    assert "; the time between tokens is 100 % longer than the iterations" in thrash.summary
 
 
 DECODES: dict[str, Any] = {

@@ -38,6 +38,8 @@ FOUND_AFTER_CAUSE = 3
 # The evidence of these comes from hundreds of steps: if it started before a cause ended, it is an
 # effect of that.
 LONG_EVIDENCE = frozenset({"step_spikes"})
+# Users notice these, so their cause refers to them, also if it is a fault of the same job.
+SHOWN_EFFECTS = frozenset({"latency_regression"})
 # Detectors find these only once, however long they last, so not again when their cause is over.
 FOUND_ONCE = frozenset({"hang", "crash", "oom", "memory_leak", "memory_pressure"})
 
@@ -297,7 +299,7 @@ class AnomalyRegister:
         about = cause.anomaly
         self._close(key, found.time, about.id)
         self._suppress(key, found, about)
-        if about.kind in DEVICE_KINDS:
+        if about.kind in DEVICE_KINDS or key[0] in SHOWN_EFFECTS:
             self._add_effect(cause, key, found)
 
     def _add_effect(self, cause: TrackedAnomaly, key: Key, found: Detected) -> None:
@@ -308,7 +310,8 @@ class AnomalyRegister:
         name = f"{key[0]} of {found.job or key[2]}"
         if name not in cause.effects and len(cause.effects) >= MAX_EFFECTS:
             return
-        text = f"in {found.job} {found.summary}" if found.job else found.summary
+        of_device = found.job and cause.anomaly.kind in DEVICE_KINDS
+        text = f"in {found.job} {found.summary}" if of_device else found.summary
         cause.effects[name] = worse(key[0], cause.effects.get(name), found, text)
         before = cause.anomaly
         cause.anomaly = replace(

@@ -26,7 +26,7 @@ from warpwatch_detection.job_steps import STEPS_AFTER_CAPTURE, CaptureWindows
 from warpwatch_detection.signals.level_shift import CLOSING_SAMPLES, LevelShift, Rise, Shift
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import RankEvent, Serve
+from warpwatch_telemetry.records import LATENCIES, RankEvent, Serve
 
 Latency = Literal["inter_token", "first_token"]
 # The least rise that users notice. Prompts differ in length, so first tokens vary more.
@@ -81,7 +81,7 @@ class RecentTimes:
         return self.means.setdefault(name, Mean())
 
     def add(self, seen: Serve) -> None:
-        for name in ("inter_token", "first_token", "queue"):
+        for name in LATENCIES:
             self[name].add(sum(getattr(seen, name).values()), getattr(seen, f"{name}_s"))
         for kind, times in seen.iterations.items():
             if kind != "prefill":
@@ -224,9 +224,9 @@ def _found(job: ServerLatency, rise: Rise, latency: Latency, seen: Serve) -> Det
     value_s, preempted = job.recent[latency].value, job.recent["preempted"]
     baseline_s = value_s * math.exp(-rise.size)
     thrashes = preempted.count > MIN_PREEMPTIONS * preempted.seconds
-    cause = "KV cache, requests lose their place and are computed again"
+    cause = "the KV cache, since requests lose their place and are computed again"
     if not thrashes:
-        cause = "the front end, iterations and queue do not explain it"
+        cause = "the front end, since work, ranks, queue and KV cache do not explain it"
     return Detected(
         time=seen.time,
         severity="warning",
