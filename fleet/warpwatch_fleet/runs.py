@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 
-from warpwatch_detection.runs import StepHistogram
+from warpwatch_detection.runs import RunFigures
 from warpwatch_telemetry.jobs import JobId, RunSummary
 
 # Nodes that are named.
@@ -78,16 +77,15 @@ def merged(parts: Iterable[RunPart], raised: Mapping[JobId, Mapping[str, int]]) 
 
 def _together(parts: Sequence[RunSummary], raised: Mapping[str, int]) -> RunSummary:
     parts = sorted(parts, key=lambda part: part.ranks[:1])
-    counts, anomalies = Counter[int](), Counter(raised)
-    for part in parts:
-        counts.update(part.step_counts)
-        anomalies.update(part.anomalies)
-    histogram = StepHistogram(counts)
+    figures = RunFigures(*parts)
+    figures.anomalies.update(raised)
     ends = [part.end_time for part in parts]
     models = {part.gpu_model for part in parts if part.gpu_model}
-    phases = dict.fromkeys(name for part in parts for name in part.phases_s)
     return replace(
         parts[0],
+        **figures.fields(1)
+        | {"tokens_per_s": _sum(part.tokens_per_s for part in parts)}
+        | {"samples_per_s": _sum(part.samples_per_s for part in parts)},
         node=_names([part.node for part in parts]),
         time=max(part.time for part in parts),
         first_time=min(part.first_time for part in parts),
@@ -96,20 +94,7 @@ def _together(parts: Sequence[RunSummary], raised: Mapping[str, int]) -> RunSumm
         ranks=tuple(sorted({rank for part in parts for rank in part.ranks})),
         gpu_model=", ".join(sorted(models)) or None,
         steps=max(part.steps for part in parts),
-        judged_steps=histogram.count,
-        step_p50_s=histogram.percentile(0.5),
-        step_p95_s=histogram.percentile(0.95),
-        step_counts=histogram.counts,
-        phases_s={
-            name: _mean(parts, [part.phases_s.get(name, 0.0) for part in parts]) or 0.0
-            for name in phases
-        },
-        tokens_per_step=_mean(parts, [part.tokens_per_step for part in parts]),
-        samples_per_step=_mean(parts, [part.samples_per_step for part in parts]),
-        tokens_per_s=_sum(part.tokens_per_s for part in parts),
-        samples_per_s=_sum(part.samples_per_s for part in parts),
         energy_j=_sum(part.energy_j for part in parts),
-        anomalies=dict(anomalies),
         captures=tuple(sorted({one for part in parts for one in part.captures})[-MAX_CAPTURES:]),
         remote=next((part.remote for part in parts if part.remote), None),
     )
@@ -123,14 +108,3 @@ def _names(nodes: Sequence[str]) -> str:
 def _sum(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def _mean(parts: Sequence[RunSummary], values: Sequence[float | None]) -> float | None:
-    """Return the mean over all steps, given the mean of each part."""
-    known = [
-        (part.judged_steps, value)
-        for part, value in zip(parts, values, strict=True)
-        if value is not None and part.judged_steps
-    ]
-    steps = sum(count for count, _ in known)
-    return sum(count * value for count, value in known) / steps if steps else None

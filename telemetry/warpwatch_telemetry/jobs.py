@@ -77,6 +77,8 @@ class RunSummary:
     tokens_per_s, samples_per_s: of all ranks on this node. energy_j: of their devices.
     anomalies: opened ones by kind. captures: the newest ids.
     step_counts: steps by the number of the histogram's bin (docs/runs.md).
+    latencies: of a server, by first_token, inter_token and queue, their number and seconds.
+    works: of a server, by kind of work, the iterations and the sum of their seconds' logarithms.
     remote: the address of its copy, None until it is there.
     """
 
@@ -106,6 +108,8 @@ class RunSummary:
     anomalies: Mapping[str, int] = field(default_factory=dict)
     captures: tuple[str, ...] = ()
     step_counts: Mapping[int, int] = field(default_factory=dict)
+    latencies: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    works: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     remote: str | None = None
     schema: int = SCHEMA
 

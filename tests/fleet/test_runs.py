@@ -31,7 +31,7 @@ def test_the_ranks_of_all_nodes_are_one_run():
     (together,) = shown(cluster)
     assert (together.ranks, together.node) == ((0, 1, 2, 3), "gpu-1, gpu-2")
     assert (together.steps, together.judged_steps, together.tokens_per_s) == (100, 100, 2000.0)
-    assert together.phases_s == {"forward": pytest.approx(0.22)}
+    assert together.phases_s == {"forward": pytest.approx(0.22), "other": pytest.approx(0.0)}
     assert together.step_counts == {400: 90, 450: 10}
     assert together.step_p50_s is not None and together.step_p95_s is not None
     assert 2 < together.step_p95_s / together.step_p50_s < 3

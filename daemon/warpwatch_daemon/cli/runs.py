@@ -93,13 +93,15 @@ def _lines(found: RunComparison) -> Iterator[str]:
     for difference in found.differs:
         yield f"! {difference.replace('_', ' ')}"
     if found.step_ratio is None:
-        yield "one of them has too few steps to compare"
+        yield f"one of them has too few {'iterations' if after.is_server else 'steps'} to compare"
         return
     grown = f", most of it in {found.grown}" if found.grown and found.step_ratio > 1 else ""
-    yield f"{after.a_step} takes {100 * (found.step_ratio - 1):+.1f} %{grown}"
+    work = " for the same work" if after.is_server else ""
+    yield f"{after.a_step} takes {100 * (found.step_ratio - 1):+.1f} %{work}{grown}"
     least_s = MIN_CHANGE * (before.step_p50_s or 0.0)
-    for change in found.phases:
+    for change in (*found.phases, *found.latencies):
         if abs(change.grown_s) >= least_s:
             sign = "+" if change.grown_s > 0 else "\N{MINUS SIGN}"
             spans = f"{seconds(change.before_s)} → {seconds(change.after_s)}"
-            yield f"  {text(change.phase):<12} {spans} ({sign}{seconds(abs(change.grown_s))})"
+            name = text(change.phase.replace("_", " "))
+            yield f"  {name:<12} {spans} ({sign}{seconds(abs(change.grown_s))})"

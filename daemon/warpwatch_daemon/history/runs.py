@@ -32,7 +32,7 @@ from warpwatch_runtime.files import StateFile
 from warpwatch_runtime.supervisor import Pause
 from warpwatch_telemetry.captures import UPLOAD_OUTCOMES
 from warpwatch_telemetry.jobs import SCHEMA, JobId, RunSummary
-from warpwatch_telemetry.records import End, RankEvent, Record, Step
+from warpwatch_telemetry.records import End, RankEvent, Record, Serve, Step
 from warpwatch_telemetry.state import RankState
 
 logger = logging.getLogger(__name__)
@@ -143,6 +143,9 @@ class RunTable:
             figures = self._figures.get(record.job_id) or self._begin(record)
             if figures is not None:
                 figures.add(record)
+        elif type(record) is Serve:
+            if record.job_id in self._figures:
+                self._figures[record.job_id].add_second(record)
         elif type(record) is End:
             self._is_urgent = True
 
@@ -207,7 +210,7 @@ class RunTable:
             before = self._runs.get(step.job_id)
         if before is not None and before.end_time is not None and step.time <= before.time:
             return None
-        figures = self._figures[step.job_id] = RunFigures(before)
+        figures = self._figures[step.job_id] = RunFigures(before) if before else RunFigures()
         self._is_urgent = True
         return figures
 

@@ -14,6 +14,7 @@ from statistics import median
 
 from warpwatch_detection.detector import WARMUP_STEPS, JobIteration, JobStep
 from warpwatch_detection.signals.baselines import SIGMA_PER_MAD
+from warpwatch_telemetry.records import Step
 
 # Older steps count less: about the last 500 decide.
 MEMORY = 0.998
@@ -189,7 +190,7 @@ class IterationSignal:
         """Return the sample that the iteration completes. learns: whether no rise lasts."""
         if seen.index < WARMUP_STEPS or seen.duration_s <= 0:
             return None
-        residual = self._residual(_bin(seen), math.log(seen.duration_s), learns)
+        residual = self._residual(work_bin(seen), math.log(seen.duration_s), learns)
         if residual is None:
             return None
         if not self.residuals:
@@ -231,7 +232,8 @@ class IterationSignal:
         return residual
 
 
-def _bin(seen: JobIteration) -> tuple[int, int, int]:
+def work_bin(seen: JobIteration | Step) -> tuple[int, int, int]:
+    """Return the kind of work of an iteration; equal kinds take about the same time."""
     if not seen.prefill_tokens:
         return 0, size(seen.decode_requests, DECODE_WIDTH), size(seen.kv_tokens, KV_WIDTH)
     beside = size(seen.decode_requests, BESIDE_WIDTH), size(seen.kv_tokens, BESIDE_WIDTH)

@@ -21,7 +21,7 @@ from warpwatch_detection.runs import RunFigures, StepHistogram, compare
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId, RunSummary
-from warpwatch_telemetry.records import Step
+from warpwatch_telemetry.records import Serve, Step
 from warpwatch_telemetry.samples import Device, DeviceSample
 from warpwatch_telemetry.state import RankState
 
@@ -107,7 +107,7 @@ def test_steps_of_any_length_take_no_more_memory():
         histogram.add(duration_s)
     assert histogram.count == 3
     assert histogram.percentile(0.0) is not None
-    assert StepHistogram({-1: 5, 10**9: 5, 3: -1}).count == 0
+    assert StepHistogram().put({-1: 5, 10**9: 5, 3: -1}) == 0
     assert StepHistogram().percentile(0.5) is None
 
 
@@ -305,6 +305,36 @@ def test_a_comparison_names_the_phase_that_grew_and_what_makes_runs_different(go
     found = (compare(before, after), compare(old, new))
     told = [(one.step_ratio, one.phases, one.grown, one.differs) for one in found]
     golden("history/comparisons.json", rounded(told))
+
+
+def served(version_s: float, decoding: int, prompts: int) -> RunSummary:
+    """A server that decodes in ``version_s`` for each request, and computes prompts in half."""
+    figures = RunFigures()
+    about: dict[str, Any] = {"step_clock": "iteration()", "phases_s": {}, "kv_tokens": 100}
+    for number in range(600):
+        work = (decoding, 0) if number % 4 else (0, prompts)
+        took_s = version_s * (work[0] or 0.5)
+        about |= {"class": "decode", "decode_requests": work[0], "prefill_tokens": work[1]}
+        figures.add(step(number, took_s, **about))
+        figures.add_second(
+            Serve(BEGAN + number, "chat", first_token={3: 2}, first_token_s=2 * took_s)
+        )
+    return replace(summary(0), step_clock="iteration()", **figures.fields(1))
+
+
+def test_servers_are_compared_at_equal_work_and_by_latency():
+    before, after = served(0.01, 8, 500), served(0.012, 8, 500)
+    found = compare(before, after)
+    assert found.step_ratio == pytest.approx(1.2)
+    (first,) = found.latencies
+    assert first.phase == "first_token"
+    assert first.after_s == pytest.approx(1.2 * first.before_s)
+    # Larger batches take longer; only the prompts are the same work.
+    busier = compare(before, served(0.01, 32, 500))
+    assert busier.step_ratio == pytest.approx(1.0)
+    assert busier.differs == ()
+    assert compare(before, served(0.01, 32, 900)).step_ratio is None
+    assert RunFigures(before, after).fields(1)["works"].keys() == before.works.keys()
 
 
 def kept(number: int, step_s: float = 0.5, **changes: Any) -> RunSummary:
