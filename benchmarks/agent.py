@@ -87,12 +87,12 @@ def measure() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def ranks_beside(daemon: LocalDaemon) -> Iterator[None]:
-    """Run ranks until the end of the block, from when the daemon has them all."""
+def ranks_beside(daemon: LocalDaemon, program: str = _RANK) -> Iterator[None]:
+    """Run ranks of JOB until the end of the block, from when the daemon has them all."""
     with contextlib.ExitStack() as stack:
         for rank in range(RANKS):
             own = {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-            stack.callback(stop, start(["-c", _RANK], daemon.training_environment | own))
+            stack.callback(stop, start(["-c", program], daemon.training_environment | own))
         wait_until(lambda: len(daemon.ranks(JOB)) == RANKS)
         yield
 

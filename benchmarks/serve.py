@@ -7,27 +7,15 @@ the thread reads some MiB, so that the processor's caches hold little of the hoo
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import (
-    LocalDaemon,
-    at_most,
-    core_percents,
-    is_quick,
-    output_of,
-    running_daemon,
-    start,
-    stop,
-    wait_until,
-)
+from benchmarks.agent import JOB, RANKS, ranks_beside
+from benchmarks.processes import at_most, core_percents, is_quick, output_of, running_daemon
 
 ROOT = Path(__file__).resolve().parents[1]
-RANKS = 8
 ITERATIONS_PER_S = 200
 REQUESTS = 64
 # 1 % of an iteration of 5 ms.
@@ -36,10 +24,9 @@ MAX_CORE_PERCENT = 10.0
 WINDOW_S, QUICK_WINDOW_S = 60.0, 10.0
 SETTLE_S = 5.0
 TIMEOUT_S = 300.0
-JOB = "bench"
 
 _HOOKED = f"""
-import hashlib, json, statistics, sys, time
+import hashlib, inspect, json, statistics, sys, time
 from engine_config import config
 from vllm.plugins import load_general_plugins
 load_general_plugins()
@@ -55,7 +42,7 @@ block = bytes(4 << 20)
 
 def turn(on):
     for owner, name, method in hooked:
-        setattr(owner, name, method if on else method.__wrapped__)
+        setattr(owner, name, method if on else inspect.unwrap(method))
     times_s = []
     for _ in range(100):
         hashlib.sha256(block).digest()
@@ -89,7 +76,7 @@ def measure() -> dict[str, Any]:
     window_s = QUICK_WINDOW_S if is_quick() else WINDOW_S
     with running_daemon(sources={"nvml": {"enabled": False}}) as daemon:
         hooks = _hooks(daemon.training_environment)
-        with _ranks_beside(daemon):
+        with ranks_beside(daemon, _WORKER):
             time.sleep(SETTLE_S)
             percent = core_percents({JOB: daemon.pid}, lambda: time.sleep(window_s))[JOB]
     what = f"percent of a core for {RANKS} ranks at {ITERATIONS_PER_S} iterations per second"
@@ -112,14 +99,3 @@ def _hooks(environment: dict[str, str]) -> dict[str, float]:
         "hooks", ["-c", _HOOKED, turns], environment | {"PYTHONPATH": path}, TIMEOUT_S
     )
     return {name: round(value, 1) for name, value in figures.items()}
-
-
-@contextlib.contextmanager
-def _ranks_beside(daemon: LocalDaemon) -> Iterator[None]:
-    """Run ranks until the end of the block, from when the daemon has them all."""
-    with contextlib.ExitStack() as stack:
-        for rank in range(RANKS):
-            own = {"RANK": str(rank)}
-            stack.callback(stop, start(["-c", _WORKER], daemon.training_environment | own))
-        wait_until(lambda: len(daemon.ranks(JOB)) == RANKS)
-        yield

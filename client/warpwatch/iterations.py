@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from warpwatch import faults, protocol
-from warpwatch.protocol import ABSENT, BUCKET, LATENCIES, LATENCY_BOUNDS_S, MAX_BUCKETS, SERVE
+from warpwatch.protocol import ABSENT, BUCKET, LATENCIES, LATENCY_BOUNDS_S, SERVE, SERVE_COUNTS
 from warpwatch.ring import RingWriter
 from warpwatch.step_times import OTHER, START, SWITCH
 from warpwatch.steps import StepClock
@@ -22,9 +22,6 @@ from warpwatch.steps import StepClock
 WRITE_INTERVAL_NS = 1_000_000_000
 # After this time without an iteration, a server that does not report idle time counts as idle.
 PRESUMED_IDLE_NS = 1_000_000_000
-_COUNTS = (
-    "preemptions", "prefix_hit_tokens", "prefix_query_tokens", "prompt_tokens", "generated_tokens",
-)  # fmt: skip
 
 
 class ServeCounts:
@@ -49,7 +46,7 @@ class ServeCounts:
         self._idle_since_ns: int | None = now_ns
         self._idle_ns = 0
         self._written_ns = now_ns
-        self._written: list[int] = [0] * (1 + len(_COUNTS) + len(LATENCIES))
+        self._written: list[int] = [0] * (1 + len(SERVE_COUNTS) + len(LATENCIES))
         self._buckets = {name: counts[:] for name, counts in self._counts.items()}
 
     def observe(self, latency: str, seconds: Iterable[float]) -> None:
@@ -99,7 +96,7 @@ class ServeCounts:
             except Exception as error:
                 faults.swallow(error)
         totals = [
-            self._idle_until(now_ns), *(getattr(self, name) for name in _COUNTS),
+            self._idle_until(now_ns), *(getattr(self, name) for name in SERVE_COUNTS),
             *self._sums_ns.values(),
         ]  # fmt: skip
         risen = [max(0, total - before) for total, before in zip(totals, self._written)]
@@ -109,8 +106,8 @@ class ServeCounts:
         now = [ABSENT if value is None else value for value in (self.running, self.waiting, usage)]
         fixed = SERVE.pack(passed_ns, min(idle_ns, passed_ns), *now, *others)
         entries = list(self._new_buckets())
-        while len(entries) > MAX_BUCKETS:
-            more, entries = entries[:MAX_BUCKETS], entries[MAX_BUCKETS:]
+        while len(entries) > protocol.MAX_BUCKETS:
+            more, entries = entries[: protocol.MAX_BUCKETS], entries[protocol.MAX_BUCKETS :]
             empty = bytes(SERVE.size)
             flags = protocol.FLAG_CONTINUES
             ring.append(protocol.RECORD_SERVE, empty + b"".join(more), flags, wait_s=0.05)

@@ -81,6 +81,9 @@ WORK = struct.Struct("<QQQ")
 # now; use of the KV cache in 1e-9. Preemptions, tokens found in the prefix cache and tokens looked
 # up, prompt tokens, generated tokens. Sums in ns of the latencies in LATENCIES. Then its buckets.
 SERVE = struct.Struct("<QQQQQQQQQQQQQ")
+SERVE_COUNTS = (
+    "preemptions", "prefix_hit_tokens", "prefix_query_tokens", "prompt_tokens", "generated_tokens",
+)  # fmt: skip
 # The latency by its place in LATENCIES, the bucket, the number of observations.
 BUCKET = struct.Struct("<BBI")
 LATENCIES = ("first_token", "inter_token", "queue")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
@@ -120,6 +120,36 @@ class ServerProcess:
         phase = swallowed(monitor.phase, name) or NO_PHASE
         return _marked(phase, name) if clock.capturing else phase
 
+    def around(
+        self,
+        original: Callable[..., Any],
+        *,
+        before: Callable[..., object] | None = None,
+        phase: str = "",
+        after: Callable[..., object] | None = None,
+    ) -> Callable[..., Any]:
+        """Return the method in the phase ``phase``, with hooks that receive its arguments.
+
+        ``after`` also receives the result, first.
+        """
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                if before is not None:
+                    before(*args, **kwargs)
+            except Exception as error:
+                faults.swallow(error)
+            with self.phase(phase) if phase else NO_PHASE:
+                result = original(*args, **kwargs)
+            try:
+                if after is not None:
+                    after(result, *args, **kwargs)
+            except Exception as error:
+                faults.swallow(error)
+            return result
+
+        return call
+
     def switch(self, phase: str) -> None:
         """Attribute the time between phases to ``phase`` from now on."""
         if self.monitor is not None:
@@ -139,11 +169,6 @@ def is_off(library: str) -> bool:
     """Return whether the environment switches the hooks of this server off."""
     hooks = os.environ.get("WARPWATCH_HOOKS")
     return os.environ.get("WARPWATCH") == "0" or bool(hooks and library not in hooks.split(","))
-
-
-def lacks(owner: Any, *names: str) -> list[str]:
-    """Return the names of methods that a class does not have in this version of the server."""
-    return [name for name in names if not callable(getattr(owner, name, None))]
 
 
 def swallowed(function: Any, *arguments: Any, **named: Any) -> Any:

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from warpwatch import faults
-from warpwatch.hooks.serving import ServerProcess, is_off, swallowed
+from warpwatch.hooks.serving import ServerProcess, is_off
 
 NAME = "warpwatch"
 # Set by the first process of a server for all others.
@@ -47,23 +47,23 @@ def install() -> None:
             register(target, hook, around)
     except Exception as error:
         faults.swallow(error)
-        process.note(f"hook does not fit: {type(error).__name__}: {error}")
-        if _is_first():
-            process.join("frontend", {"rank": 0, "world_size": 1, **_replica()})
+        _report(f"hook does not fit: {type(error).__name__}: {error}")
 
 
 def watch_plugins() -> None:
     """Report it in the status if ``SGLANG_PLUGINS`` leaves these hooks out."""
     allowed = os.environ.get("SGLANG_PLUGINS")
     names = [name.strip() for name in (allowed or NAME).split(",")]
-    if NAME not in names and _is_first():
-        process.note(f"SGLANG_PLUGINS leaves {NAME} out: add it to see iterations")
+    if NAME not in names:
         process.identify("sglang")
+        _report(f"SGLANG_PLUGINS leaves {NAME} out: add it to see iterations")
+
+
+def _report(note: str) -> None:
+    """Show the note by the first process of the server."""
+    process.note(note)
+    if REPLICA not in os.environ:
         process.join("frontend", {"rank": 0, "world_size": 1, **_replica()})
-
-
-def _is_first() -> bool:
-    return REPLICA not in os.environ
 
 
 def _replica() -> dict[str, Any]:
@@ -93,26 +93,14 @@ def _place(arguments: Any, parallel: Any) -> dict[str, Any]:
     }
 
 
-def _start_scheduler(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    result = original(self, *args, **kwargs)
-    swallowed(_join, self)
-    return result
-
-
-def _join(scheduler: Any) -> None:
+def _join(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     parallel = getattr(sys.modules.get(_SCHEDULER), "get_parallel", lambda: None)()
     place = _place(scheduler.server_args, parallel)
     process.join("rank", place)
     process.lead()
 
 
-def _start_front_end(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    result = original(self, *args, **kwargs)
-    swallowed(_join_front_end, self)
-    return result
-
-
-def _join_front_end(front_end: Any) -> None:
+def _join_front_end(result: Any, front_end: Any, *_: Any, **__: Any) -> None:
     if not getattr(front_end.server_args, "enable_metrics", False):
         process.note("no latencies and KV cache: SGLang's metrics are off (--enable-metrics)")
     place = _place(front_end.server_args, None)
@@ -124,18 +112,7 @@ def _join_front_end(front_end: Any) -> None:
 # --- iterations -----------------------------------------------------------------------------------
 
 
-def _plan(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    with process.phase("schedule"):
-        return original(self, *args, **kwargs)
-
-
-def _run(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    swallowed(_launch, batch)
-    with process.phase("forward"):
-        return original(self, batch, *args, **kwargs)
-
-
-def _launch(batch: Any) -> None:
+def _launch(_: Any, batch: Any, *__: Any, **___: Any) -> None:
     _works.append(work_of(batch))
     if _works[-1][3]:
         process.begin(False)
@@ -153,14 +130,7 @@ def work_of(batch: Any) -> tuple[int, int, int, int]:
     return max(0, tokens - decodes), decodes, kv, tokens
 
 
-def _process(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    with process.phase("sample"):
-        result = original(self, *args, **kwargs)
-    swallowed(_processed, self)
-    return result
-
-
-def _processed(scheduler: Any) -> None:
+def _processed(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     prefill, decodes, kv, tokens = _works.popleft() if _works else (0, 0, 0, 0)
     counts = process.counts
     if counts is None or not tokens:
@@ -175,13 +145,7 @@ def _processed(scheduler: Any) -> None:
         )
 
 
-def _idle(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    result = original(self, *args, **kwargs)
-    swallowed(_rest, self)
-    return result
-
-
-def _rest(scheduler: Any) -> None:
+def _rest(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     if scheduler.is_fully_idle():
         _works.clear()
         process.rest()
@@ -190,18 +154,12 @@ def _rest(scheduler: Any) -> None:
 # --- what SGLang measures ------------------------------------------------------------------------
 
 
-def _first_token(
-    original: Callable[..., Any], self: Any, labels: Any, value: float, *args: Any, **kwargs: Any
-) -> Any:
-    swallowed(_observe, "first_token", value, 1)
-    return original(self, labels, value, *args, **kwargs)
+def _first_token(_: Any, labels: Any, value: float, *__: Any, **___: Any) -> None:
+    _observe("first_token", value, 1)
 
 
-def _inter_token(
-    original: Callable[..., Any], self: Any, labels: Any, internval: float, num_new_tokens: int
-) -> Any:
-    swallowed(_observe, "inter_token", internval, num_new_tokens)
-    return original(self, labels, internval, num_new_tokens)
+def _inter_token(_: Any, labels: Any, internval: float, num_new_tokens: int) -> None:
+    _observe("inter_token", internval, num_new_tokens)
 
 
 def _observe(latency: str, seconds: float, tokens: int) -> None:
@@ -209,20 +167,28 @@ def _observe(latency: str, seconds: float, tokens: int) -> None:
         process.counts.observe(latency, [seconds / tokens] * tokens)
 
 
-def _log_stats(original: Callable[..., Any], self: Any, stats: Any, *args: Any) -> Any:
+def _log_stats(_: Any, stats: Any, *__: Any) -> None:
     if process.counts is not None:
         process.counts.kv_usage = getattr(stats, "token_usage", None)
-    return original(self, stats, *args)
+
+
+def _around(**hooks: Any) -> Callable[..., Any]:
+    """Return a hook for SGLang's registry, which gives it the method and its arguments."""
+    return lambda original, *args, **kwargs: process.around(original, **hooks)(*args, **kwargs)
 
 
 _HOOKS: dict[str, Callable[..., Any]] = {
-    f"{_SCHEDULER}.Scheduler.__init__": _start_scheduler,
-    f"{_SCHEDULER}.Scheduler.get_next_batch_to_run": _plan,
-    f"{_SCHEDULER}.Scheduler.run_batch": _run,
-    f"{_SCHEDULER}.Scheduler.process_batch_result": _process,
-    f"{_SCHEDULER}.Scheduler.on_idle": _idle,
-    f"{_FRONT_END}.TokenizerManager.__init__": _start_front_end,
-    f"{_METRICS}.TokenizerMetricsCollector.observe_time_to_first_token": _first_token,
-    f"{_METRICS}.TokenizerMetricsCollector.observe_inter_token_latency": _inter_token,
-    f"{_METRICS}.SchedulerMetricsCollector.log_stats": _log_stats,
+    f"{_SCHEDULER}.Scheduler.__init__": _around(after=_join),
+    f"{_SCHEDULER}.Scheduler.get_next_batch_to_run": _around(phase="schedule"),
+    f"{_SCHEDULER}.Scheduler.run_batch": _around(before=_launch, phase="forward"),
+    f"{_SCHEDULER}.Scheduler.process_batch_result": _around(phase="sample", after=_processed),
+    f"{_SCHEDULER}.Scheduler.on_idle": _around(after=_rest),
+    f"{_FRONT_END}.TokenizerManager.__init__": _around(after=_join_front_end),
+    f"{_METRICS}.TokenizerMetricsCollector.observe_time_to_first_token": _around(
+        before=_first_token
+    ),
+    f"{_METRICS}.TokenizerMetricsCollector.observe_inter_token_latency": _around(
+        before=_inter_token
+    ),
+    f"{_METRICS}.SchedulerMetricsCollector.log_stats": _around(before=_log_stats),
 }

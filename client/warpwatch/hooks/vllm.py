@@ -21,16 +21,9 @@ from typing import Any, NamedTuple
 
 from warpwatch import faults
 from warpwatch.hooks.import_watcher import ImportWatcher
-from warpwatch.hooks.serving import NO_PHASE, ServerProcess, is_off, lacks, swallowed
+from warpwatch.hooks.serving import NO_PHASE, ServerProcess, is_off, swallowed
 
 NAME = "warpwatch"
-_WORKER = "vllm.v1.worker.gpu_worker"
-_CPU = "vllm.distributed.device_communicators.cpu_communicator"
-_CONFIG = "vllm.config.scheduler"
-_LOGGERS = "vllm.v1.metrics.loggers"
-_ENGINES = "vllm.v1.engine.utils"
-_FRONT_ENDS = {"vllm.v1.engine.async_llm": "AsyncLLM", "vllm.v1.engine.llm_engine": "LLMEngine"}
-
 _NEW_TOKENS, _PREFILL_STATS = attrgetter("new_token_ids"), attrgetter("prefill_stats")
 
 process = ServerProcess()
@@ -44,16 +37,7 @@ def install() -> None:
         return
     _installed = True
     try:
-        process.identify("vllm")
-        watcher = ImportWatcher()
-        watcher.want(_WORKER, _hook_worker)
-        watcher.want(_CPU, _hook_cpu)
-        watcher.want(_CONFIG, _hook_scheduler)
-        watcher.want(_LOGGERS, _hook_loggers)
-        watcher.want(_ENGINES, _hook_engines)
-        for module, name in _FRONT_ENDS.items():
-            watcher.want(module, partial(_hook_front_end, name=name))
-        watcher.install()
+        _watch(_HOOKS | _FRONT_END_HOOKS)
     except Exception as error:
         faults.swallow(error)
 
@@ -61,19 +45,22 @@ def install() -> None:
 def watch_plugins() -> None:
     """Report it in the status if ``VLLM_PLUGINS`` leaves these hooks out."""
     allowed = os.environ.get("VLLM_PLUGINS")
-    if allowed is None or NAME in allowed.split(","):
-        return
-    process.note(f"VLLM_PLUGINS leaves {NAME} out: add it to see iterations and latencies")
+    if allowed is not None and NAME not in allowed.split(","):
+        process.note(f"VLLM_PLUGINS leaves {NAME} out: add it to see iterations and latencies")
+        _watch(_FRONT_END_HOOKS)
+
+
+def _watch(hooks: Mapping[str, Callable[[ModuleType], None]]) -> None:
     process.identify("vllm")
     watcher = ImportWatcher()
-    for module, name in _FRONT_ENDS.items():
-        watcher.want(module, partial(_hook_front_end, name=name))
+    for module, hook in hooks.items():
+        watcher.want(module, hook)
     watcher.install()
 
 
 def _fits(owner: Any, *names: str) -> bool:
     """Return whether the class has these methods; otherwise report that the hook does not fit."""
-    missing = lacks(owner, *names)
+    missing = [name for name in names if not callable(getattr(owner, name, None))]
     if missing:
         process.note(f"hook does not fit: no {getattr(owner, '__name__', owner)}.{missing[0]}")
     return not missing
@@ -172,28 +159,14 @@ def _hook_worker(module: ModuleType) -> None:
     if not _fits(worker, "execute_model", "sample_tokens"):
         _report_misfit()
         return
-    worker.__init__ = _after(worker.__init__, _join_worker)
+    _wrap(worker, "__init__", after=_join_worker)
     worker.execute_model = _executing(worker.execute_model)
-    worker.sample_tokens = _sampling(worker.sample_tokens)
+    _wrap(worker, "sample_tokens", phase="sample", after=_end)
 
 
-def _before(original: Callable[..., Any], hook: Callable[..., None]) -> Callable[..., Any]:
-    @wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        swallowed(hook, *args, **kwargs)
-        return original(*args, **kwargs)
-
-    return call
-
-
-def _after(original: Callable[..., Any], hook: Callable[..., None]) -> Callable[..., Any]:
-    @wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        swallowed(hook, *args, **kwargs)
-        return result
-
-    return call
+def _wrap(owner: Any, name: str, **hooks: Any) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, wraps(original)(process.around(original, **hooks)))
 
 
 def _executing(execute: Callable[..., Any]) -> Callable[..., Any]:
@@ -213,21 +186,10 @@ def _executing(execute: Callable[..., Any]) -> Callable[..., Any]:
     return execute_model
 
 
-def _sampling(sample: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(sample)
-    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with process.phase("sample"):
-            output = sample(self, *args, **kwargs)
-        swallowed(_end)
-        return output
-
-    return sample_tokens
-
-
 _work = (0, 0, 0, 0)
 
 
-def _join_worker(worker: Any, *_: Any, **__: Any) -> None:
+def _join_worker(made: None, worker: Any, *_: Any, **__: Any) -> None:
     process.join("rank", worker_place(worker.vllm_config, int(worker.rank), int(worker.local_rank)))
 
 
@@ -241,7 +203,7 @@ def _execute(output: Any) -> bool:
     return has_work
 
 
-def _end() -> None:
+def _end(*_: Any, **__: Any) -> None:
     if not process.leads and process.clock is not None and process.clock.open:
         prefill, decodes, kv, tokens = _work
         process.end(prefill, decodes, kv, tokens if process.counts_tokens else 0)
@@ -251,18 +213,8 @@ def _hook_cpu(module: ModuleType) -> None:
     """Time collectives on the CPU; on a GPU they are kernels, often of a graph."""
     communicator = module.CpuCommunicator
     for name in ("all_reduce", "gather", "all_gather", "reduce_scatter"):
-        original = getattr(communicator, name, None)
-        if original is not None:
-            setattr(communicator, name, _timed(original, "comm"))
-
-
-def _timed(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with process.phase(name):
-            return original(*args, **kwargs)
-
-    return call
+        if hasattr(communicator, name):
+            _wrap(communicator, name, phase="comm")
 
 
 # --- the scheduler --------------------------------------------------------------------------------
@@ -270,55 +222,21 @@ def _timed(original: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _hook_scheduler(module: ModuleType) -> None:
     """Wrap the class of the scheduler, maybe the user's own, once the engine gets it."""
-    config = module.SchedulerConfig
-    if not _fits(config, "get_scheduler_cls"):
-        return
-    original = config.get_scheduler_cls
-
-    @wraps(original)
-    def get_scheduler_cls(self: Any) -> Any:
-        kind = original(self)
-        swallowed(_hook_scheduler_class, kind)
-        return kind
-
-    config.get_scheduler_cls = get_scheduler_cls
+    if _fits(module.SchedulerConfig, "get_scheduler_cls"):
+        _wrap(module.SchedulerConfig, "get_scheduler_cls", after=_hook_scheduler_class)
 
 
-def _hook_scheduler_class(kind: Any) -> None:
+def _hook_scheduler_class(kind: Any, *_: Any) -> None:
     if "_warpwatch" in vars(kind):
         return
     kind._warpwatch = True
     if _fits(kind, "schedule", "update_from_output", "has_unfinished_requests"):
-        kind.__init__ = _after(kind.__init__, _join_scheduler)
-        kind.schedule = _scheduling(kind.schedule)
-        kind.update_from_output = _updating(kind.update_from_output)
+        _wrap(kind, "__init__", after=_join_scheduler)
+        _wrap(kind, "schedule", before=_schedule, phase="schedule", after=_scheduled)
+        _wrap(kind, "update_from_output", before=_update, after=_updated)
 
 
-def _scheduling(schedule: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(schedule)
-    def scheduled(self: Any, *args: Any, **kwargs: Any) -> Any:
-        swallowed(_schedule, self)
-        with process.phase("schedule"):
-            output = schedule(self, *args, **kwargs)
-        swallowed(_scheduled, self, output)
-        return output
-
-    return scheduled
-
-
-def _updating(update: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(update)
-    def updated(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        if process.is_separate:
-            swallowed(process.switch, "other")
-        result = update(self, scheduler_output, *args, **kwargs)
-        swallowed(_updated, self, scheduler_output, result)
-        return result
-
-    return updated
-
-
-def _join_scheduler(scheduler: Any, *_: Any, **__: Any) -> None:
+def _join_scheduler(made: None, scheduler: Any, *_: Any, **__: Any) -> None:
     process.join("scheduler", other_place(scheduler.vllm_config))
     process.lead()
     if process.counts is not None:
@@ -331,13 +249,13 @@ def _sample(scheduler: Any) -> tuple[int, int, float]:
     return running, waiting, scheduler.get_kv_cache_usage()
 
 
-def _schedule(scheduler: Any) -> None:
+def _schedule(scheduler: Any, *_: Any, **__: Any) -> None:
     clock = process.clock
     if clock is not None and not clock.open and scheduler.has_unfinished_requests():
         process.begin(False)
 
 
-def _scheduled(scheduler: Any, output: Any) -> None:
+def _scheduled(output: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     counts = process.counts
     if counts is None:
         return
@@ -357,12 +275,19 @@ def _queued_s(request: Any) -> float:
     return time.time() - float(request.arrival_time)
 
 
-def _updated(scheduler: Any, output: Any, result: Mapping[int, Any]) -> None:
+def _update(*_: Any, **__: Any) -> None:
+    if process.is_separate:
+        process.switch("other")
+
+
+def _updated(
+    result: Mapping[int, Any], scheduler: Any, scheduler_output: Any, *_: Any, **__: Any
+) -> None:
     counts = process.counts
     if counts is None:
         return
-    if output.total_num_scheduled_tokens:
-        prefill, decodes, kv, tokens = work_of(output)
+    if scheduler_output.total_num_scheduled_tokens:
+        prefill, decodes, kv, tokens = work_of(scheduler_output)
         process.end(prefill, decodes, kv, tokens)
         for outputs in result.values():
             made = outputs.outputs
@@ -383,11 +308,10 @@ def _updated(scheduler: Any, output: Any, result: Mapping[int, Any]) -> None:
 
 
 def _hook_front_end(module: ModuleType, name: str) -> None:
-    front_end = getattr(module, name)
-    front_end.__init__ = _after(front_end.__init__, _join_front_end)
+    _wrap(getattr(module, name), "__init__", after=_join_front_end)
 
 
-def _join_front_end(front_end: Any, *_: Any, client_index: int = 0, **__: Any) -> None:
+def _join_front_end(made: None, front_end: Any, *_: Any, client_index: int = 0, **__: Any) -> None:
     if not getattr(front_end, "log_stats", True):
         process.note(
             "no latencies and prefix hits: vLLM's statistics are off (--disable-log-stats)"
@@ -398,9 +322,8 @@ def _join_front_end(front_end: Any, *_: Any, client_index: int = 0, **__: Any) -
 
 def _hook_loggers(module: ModuleType) -> None:
     """Read what all loggers get; a logger of our own would switch the statistics on."""
-    manager = module.StatLoggerManager
-    if _fits(manager, "record"):
-        manager.record = _before(manager.record, _observe)
+    if _fits(module.StatLoggerManager, "record"):
+        _wrap(module.StatLoggerManager, "record", before=_observe)
 
 
 def _observe(_: Any, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
@@ -412,9 +335,8 @@ def _observe(_: Any, scheduler_stats: Any, iteration_stats: Any, *args: Any, **k
 
 def _hook_engines(module: ModuleType) -> None:
     """Report an orderly end of the server, which kills its engines before they can do so."""
-    manager = module.CoreEngineProcManager
-    if _fits(manager, "shutdown"):
-        manager.shutdown = _before(manager.shutdown, _report_shutdown)
+    if _fits(module.CoreEngineProcManager, "shutdown"):
+        _wrap(module.CoreEngineProcManager, "shutdown", before=_report_shutdown)
 
 
 def _report_shutdown(manager: Any, *_: Any, **__: Any) -> None:
@@ -426,3 +348,17 @@ def _report_shutdown(manager: Any, *_: Any, **__: Any) -> None:
 def _report_misfit() -> None:
     """Show the note of a worker that cannot be hooked by a process of the job."""
     process.join("frontend", {"rank": 0, "world_size": 1})
+
+
+# The hooks by the module whose import they wait for.
+_HOOKS: dict[str, Callable[[ModuleType], None]] = {
+    "vllm.v1.worker.gpu_worker": _hook_worker,
+    "vllm.distributed.device_communicators.cpu_communicator": _hook_cpu,
+    "vllm.config.scheduler": _hook_scheduler,
+    "vllm.v1.metrics.loggers": _hook_loggers,
+    "vllm.v1.engine.utils": _hook_engines,
+}
+_FRONT_END_HOOKS: dict[str, Callable[[ModuleType], None]] = {
+    "vllm.v1.engine.async_llm": partial(_hook_front_end, name="AsyncLLM"),
+    "vllm.v1.engine.llm_engine": partial(_hook_front_end, name="LLMEngine"),
+}

@@ -291,9 +291,6 @@ class Positions:
                     self._waiting = None
 
 
-COUNTS = (
-    "preemptions", "prefix_hit_tokens", "prefix_query_tokens", "prompt_tokens", "generated_tokens",
-)  # fmt: skip
 # All buckets of the three latencies are in fewer records.
 MAX_PARTS = 20
 _CLASSES = ("prefill", "decode", "mixed")
@@ -353,7 +350,7 @@ class ServingProcess:
 
     def _count(self, second: Serve) -> None:
         self._idle_s += second.idle_s
-        for name in COUNTS if self._schedules else ():
+        for name in protocol.SERVE_COUNTS if self._schedules else ():
             self.counts[name] = self.counts.get(name, 0) + getattr(second, name)
         for name in protocol.LATENCIES:
             if buckets := getattr(second, name):
@@ -418,7 +415,7 @@ class ServingProcess:
         """Continue from ``save``. Raises ValueError for other buckets."""
         self._idle_s = saved.serve_idle_s
         known = saved.serve_counts
-        self.counts = {name: known[name] for name in COUNTS if name in known}
+        self.counts = {name: known[name] for name in protocol.SERVE_COUNTS if name in known}
         self._histograms = {
             name: StepDurations(one.counts, one.sum_s, LATENCY_BOUNDS_S)
             for name, one in saved.histograms.items()
