@@ -25,8 +25,9 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from warpwatch_telemetry.records import RankSeen, Record, Serve, Step
+from warpwatch_telemetry.records import LATENCIES, RankSeen, Record, Serve, Step
 
 EPOCH_S = 1_700_000_000.0
 DAY_S = 86_400.0
@@ -120,20 +121,21 @@ class Fault:
 
 @dataclass
 class _Second:
-    """The counts since the newest ``Serve``."""
+    """The sums since the newest ``Serve``, by the names of its fields; latencies are counts."""
 
-    preemptions: int = 0
-    prompt: int = 0
-    generated: int = 0
-    hits: int = 0
-    queries: int = 0
     idle_s: float = 0.0
-    classes: dict[str, tuple[int, float]] = field(default_factory=dict)
-    first: list[float] = field(default_factory=list)
-    inter_s: float = 0.0
-    inter: int = 0
+    preemptions: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    iterations: dict[str, tuple[int, float]] = field(default_factory=dict)
+    first_token: int = 0
+    first_token_s: float = 0.0
+    inter_token: int = 0
+    inter_token_s: float = 0.0
+    queue: int = 0
     queue_s: float = 0.0
-    queued: int = 0
 
 
 class SimulatedServer:
@@ -198,8 +200,8 @@ class SimulatedServer:
             prompt = min(int(draw.lognormvariate(math.log(model.prompt_tokens), 0.9)) + 1, 60_000)
             output = min(int(draw.lognormvariate(math.log(model.output_tokens), 0.8)) + 2, 4000)
             hit = int(prompt * 0.9) if draw.random() < model.prefix_hits else 0
-            self._second.hits += hit
-            self._second.queries += prompt
+            self._second.prefix_hit_tokens += hit
+            self._second.prefix_query_tokens += prompt
             self._waiting.append([came_s, prompt - hit, output, prompt, 0.0])
 
     def _iterate(self) -> Iterator[Step]:
@@ -222,9 +224,9 @@ class SimulatedServer:
         self._iteration += 1
         self._finish(done, decoding, took_s, self.fault.front_end_s if faulty else 0.0)
         kind = "mixed" if prefill and decoding else "prefill" if prefill else "decode"
-        count, seconds = second.classes.get(kind, (0, 0.0))
-        second.classes[kind] = count + 1, seconds + took_s
-        second.prompt += prefill
+        count, seconds = second.iterations.get(kind, (0, 0.0))
+        second.iterations[kind] = count + 1, seconds + took_s
+        second.prompt_tokens += prefill
         for rank in range(model.ranks):
             yield Step(
                 EPOCH_S + self.now_s, "chat", rank, self._iteration, took_s, run="r",
@@ -243,7 +245,7 @@ class SimulatedServer:
                 break
             if not request[4]:
                 request[4] = 1.0
-                self._second.queued += 1
+                self._second.queue += 1
                 self._second.queue_s += self.now_s - request[0]
             part = int(min(request[1], budget - computed))
             request[1] -= part
@@ -260,13 +262,14 @@ class SimulatedServer:
         second, per_pass = self._second, 1 + self.model.speculation
         tokens = int(decoding * per_pass)
         self._kv += tokens
-        second.generated += tokens + len(done)
+        second.generated_tokens += tokens + len(done)
         # vLLM observes one latency per request and iteration, however many tokens it had.
-        second.inter += decoding
-        second.inter_s += decoding * (took_s + blocked_s)
+        second.inter_token += decoding
+        second.inter_token_s += decoding * (took_s + blocked_s)
         for request in done:
             if request[4] < 2:
-                second.first.append(self.now_s - request[0] + blocked_s)
+                second.first_token += 1
+                second.first_token_s += self.now_s - request[0] + blocked_s
             end = self._iteration + max(1, int(request[2] / per_pass))
             heapq.heappush(self._running, (end, int(request[3] + request[2]), int(request[2])))
         while self._running and self._running[0][0] <= self._iteration:
@@ -286,16 +289,11 @@ class SimulatedServer:
     def _serve(self) -> Serve:
         second, self._second = self._second, _Second()
         passed_s, self._reported_s = self.now_s - self._reported_s, self.now_s
+        sums: dict[str, Any] = vars(second) | {"idle_s": min(second.idle_s, passed_s)}
+        # All observations are in the first bucket: nothing reads the others here.
+        sums |= {name: {0: sums[name]} if sums[name] else {} for name in LATENCIES}
         return Serve(
             EPOCH_S + self.now_s, "chat", run="r", interval_s=passed_s,
-            idle_s=min(second.idle_s, passed_s), running=len(self._running),
-            waiting=len(self._waiting), kv_usage=min(1.0, self._kv / self.model.kv_tokens),
-            preemptions=second.preemptions, prefix_hit_tokens=second.hits,
-            prefix_query_tokens=second.queries, prompt_tokens=second.prompt,
-            generated_tokens=second.generated,
-            iterations=second.classes,  # type: ignore[arg-type]
-            first_token={0: len(second.first)} if second.first else {},
-            first_token_s=sum(second.first),
-            inter_token={0: second.inter} if second.inter else {}, inter_token_s=second.inter_s,
-            queue={0: second.queued} if second.queued else {}, queue_s=second.queue_s,
+            running=len(self._running), waiting=len(self._waiting),
+            kv_usage=min(1.0, self._kv / self.model.kv_tokens), **sums,
         )  # fmt: skip

@@ -1,12 +1,25 @@
-"""*Inference server*: how long its users wait, what an iteration takes, and what holds it up."""
+"""*Inference server*: how long its users wait, what an iteration takes, and what holds it up.
+
+Most of its panels are the rows of server_panels.csv.
+"""
 
 from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+from grafana_foundation_sdk.models import dashboard as models
 
 from warpwatch_dashboards import links, variables
 from warpwatch_dashboards.page import Page, Row
 from warpwatch_dashboards.panels import (
     EMPTY_WHEN_HEALTHY,
     Column,
+    PanelSize,
     at_most,
     bars,
     graph,
@@ -25,8 +38,9 @@ from warpwatch_dashboards.queries import (
     total,
 )
 
-# Above it, requests lose their place in the KV cache.
-KV_CACHE = 0.9
+_PANELS = Path(__file__).with_name("server_panels.csv")
+_METRIC = re.compile(r"(\w+)(?:\{(\w+=\"(\w+)\")\})?")
+_QUANTILES = (0.5, 0.9, 0.99)
 
 
 def page() -> Page:
@@ -36,192 +50,63 @@ def page() -> Page:
         description="One served model over all its replicas: latencies, iterations, KV cache.",
         variables=[*variables.of_agents(), variables.namespace(), variables.job()],
         annotations=variables.marks_of_jobs(),
-        rows=[_NOW_ROW, _LATENCY_ROW, _ITERATION_ROW, _LOAD_ROW, _REASONS_ROW],
+        rows=[*_rows(), _REASONS_ROW],
     )
 
 
-def _quantile(name: str, quantile: float) -> Query:
-    buckets = total(f"le, {BY_JOB}", rate(series(f"serve_{name}_bucket", JOB)))
-    legend = f"{JOB_LEGEND} p{100 * quantile:.0f}"
-    return Query(f"histogram_quantile({quantile}, {buckets})", legend)
+def _rows() -> list[Row]:
+    with _PANELS.open(newline="", encoding="utf-8") as file:
+        rows = groupby(csv.DictReader(file), itemgetter("row"))
+        return [Row(title, [_panel(one) for one in of_row]) for title, of_row in rows]
 
 
-def _mean(name: str, by: str = BY_JOB) -> str:
-    sums, counts = (total(by, rate(series(f"serve_{name}_{of}", JOB))) for of in ("sum", "count"))
-    return f"{sums} / {counts}"
+def _panel(row: Mapping[str, str]) -> models.Panel:
+    """Return the panel of a row: a number, a graph, or a graph of stacked parts."""
+    size: PanelSize = {"unit": row["unit"] or "none"}
+    if row["limit"]:
+        size["limits"] = at_most(float(row["limit"]))
+    queries = _queries(row)
+    if row["kind"] == "number":
+        return number(row["title"], row["description"], *queries, **size)
+    stacked = row["kind"] == "stack"
+    return graph(row["title"], row["description"], *queries, stacked=stacked, **size)
 
 
-def _requests(state: str) -> str:
-    return total(BY_JOB, series("serve_requests", JOB, f'state="{state}"'))
+def _queries(row: Mapping[str, str]) -> list[Query]:
+    """Return the queries of a row.
+
+    show: the sum of a gauge, its maximum, the rate of a counter, the share of the first counter in
+    the second, or the mean or quantiles of a histogram. by: a label with a line for each value.
+    """
+    show, label = row["show"], row["by"]
+    by, legend = f"{label}, {BY_JOB}" if label else BY_JOB, JOB_LEGEND
+    if label:
+        legend += f" {{{{{label}}}}}"
+    if label == "rank":
+        by, legend = RANK_KEY, RANK_LEGEND
+    found = _METRIC.findall(row["metric"])
+    metrics = [series(name, JOB, *filter(None, [own])) for name, own, _ in found]
+    rates = [total(by, rate(metric)) for metric in metrics]
+    if show == "share":
+        return [Query(" / ".join(rates), legend)]
+    if show in ("mean", "quantiles"):
+        return _of_histogram(found[0][0], by, legend, show)
+    promqls = rates if show == "rate" else [f"{show} by ({by}) ({metric})" for metric in metrics]
+    marks = [f" {value}" if len(found) > 1 else "" for *_, value in found]
+    return [Query(promql, legend + mark) for promql, mark in zip(promqls, marks, strict=True)]
 
 
-def _tokens(kind: str) -> str:
-    return total(BY_JOB, rate(series("serve_tokens_total", JOB, f'kind="{kind}"')))
+def _of_histogram(name: str, by: str, legend: str, show: str) -> list[Query]:
+    of = {part: rate(series(f"{name}_{part}", JOB)) for part in ("sum", "count", "bucket")}
+    if show == "mean":
+        return [Query(f"{total(by, of['sum'])} / {total(by, of['count'])}", legend)]
+    buckets = total(f"le, {by}", of["bucket"])
+    return [
+        Query(f"histogram_quantile({one}, {buckets})", f"{legend} p{100 * one:.0f}")
+        for one in _QUANTILES
+    ]
 
 
-_PREEMPTED = total(BY_JOB, rate(series("serve_preemptions_total", JOB)))
-_KV = f"max by ({BY_JOB}) ({series('serve_kv_cache_usage_ratio', JOB)})"
-_CORE_WAIT = total(RANK_KEY, rate(series("rank_core_wait_seconds_total", JOB)))
-_NOW_ROW = Row(
-    "Now",
-    [
-        number("Running", "Requests that are served now.", Query(_requests("running"), JOB_LEGEND)),
-        number(
-            "Waiting",
-            "Requests in the queue now. It should drain after a burst.",
-            Query(_requests("waiting"), JOB_LEGEND),
-        ),
-        number(
-            "KV cache",
-            "Used share of the fullest replica's KV cache. Near 1 requests lose their place.",
-            Query(_KV, JOB_LEGEND),
-            unit="percentunit",
-            limits=at_most(KV_CACHE),
-        ),
-        number(
-            "Tokens",
-            "Tokens that the server returns per second.",
-            Query(_tokens("generated"), JOB_LEGEND),
-            unit="si:tokens/s",
-        ),
-        number(
-            "Time to first token",
-            "Mean time from the arrival of a request to its first token.",
-            Query(_mean("time_to_first_token_seconds"), JOB_LEGEND),
-            unit="s",
-        ),
-        number(
-            "Time between tokens",
-            "Mean time from one token of a request to the next.",
-            Query(_mean("inter_token_seconds"), JOB_LEGEND),
-            unit="s",
-        ),
-    ],
-)
-_LATENCY_ROW = Row(
-    "Latency",
-    [
-        graph(
-            title,
-            description,
-            *(_quantile(name, quantile) for quantile in (0.5, 0.9, 0.99)),
-            unit="s",
-        )
-        for title, description, name in (
-            (
-                "First token",
-                "Time to the first token. It rises with the queue and with long prompts.",
-                "time_to_first_token_seconds",
-            ),
-            (
-                "Between tokens",
-                "Time between two tokens. A high p99 over a low p50: prompts of others interrupt.",
-                "inter_token_seconds",
-            ),
-            (
-                "Queue",
-                "Time until a request is scheduled. High at few running requests: the scheduler.",
-                "queue_seconds",
-            ),
-        )
-    ],
-)
-_ITERATION_ROW = Row(
-    "Iterations",
-    [
-        graph(
-            "Iteration by class",
-            "Mean time of a pass of the engine by its work. It follows the load: compare like "
-            "with like.",
-            Query(
-                _mean("iteration_duration_seconds", f"class, {BY_JOB}"),
-                f"{JOB_LEGEND} {{{{class}}}}",
-            ),
-            unit="s",
-        ),
-        graph(
-            "Iterations by rank",
-            "Iterations per second. The ranks of one engine run in step.",
-            Query(total(RANK_KEY, rate(series("steps_total", JOB))), RANK_LEGEND),
-            unit="si:iterations/s",
-        ),
-        graph(
-            "Where iterations' time goes",
-            "Share of the time by phase: schedule, forward, sample; wait is for the scheduler, "
-            "comm for other ranks.",
-            Query(
-                total(f"phase, {BY_JOB}", rate(series("phase_seconds_total", JOB))),
-                f"{JOB_LEGEND} {{{{phase}}}}",
-            ),
-            stacked=True,
-        ),
-        graph(
-            "Idle",
-            "Share of time without a request in flight, by process. Much of it: fewer replicas "
-            "would do.",
-            Query(total(RANK_KEY, rate(series("serve_idle_seconds_total", JOB))), RANK_LEGEND),
-            unit="percentunit",
-        ),
-        graph(
-            "Waiting for a core",
-            "Time that the server's processes wait for a core, per second. Engine and front end "
-            "need cores of their own.",
-            Query(_CORE_WAIT, RANK_LEGEND),
-            unit="percentunit",
-        ),
-        graph(
-            "GPU power",
-            "What the server's GPUs draw. It falls where they wait.",
-            Query(total(BY_JOB, rate(series("rank_energy_joules_total", JOB))), JOB_LEGEND),
-            unit="watt",
-        ),
-    ],
-)
-_HITS = total(BY_JOB, rate(series("serve_prefix_tokens_total", JOB, 'hit="true"')))
-_LOOKED_UP = total(BY_JOB, rate(series("serve_prefix_tokens_total", JOB)))
-_LOAD_ROW = Row(
-    "Load",
-    [
-        graph(
-            "Requests",
-            "Requests that are served, and that wait.",
-            Query(_requests("running"), f"{JOB_LEGEND} running"),
-            Query(_requests("waiting"), f"{JOB_LEGEND} waiting"),
-        ),
-        graph(
-            "Tokens per second",
-            "Tokens of prompts, computed or found in the prefix cache, and tokens returned.",
-            Query(_tokens("prompt"), f"{JOB_LEGEND} prompt"),
-            Query(_tokens("generated"), f"{JOB_LEGEND} generated"),
-            unit="si:tokens/s",
-        ),
-        graph(
-            "KV cache in use",
-            "Used share of the fullest replica's KV cache.",
-            Query(_KV, JOB_LEGEND),
-            unit="percentunit",
-            limits=at_most(KV_CACHE),
-        ),
-        graph(
-            "Preemptions",
-            "Requests per second that lose their place in the KV cache. What they had is "
-            "computed again.",
-            Query(_PREEMPTED, JOB_LEGEND),
-            unit="reqps",
-        ),
-        graph(
-            "Prefix cache",
-            "Share of the prompts' tokens that the prefix cache had.",
-            Query(f"{_HITS} / {_LOOKED_UP}", JOB_LEGEND),
-            unit="percentunit",
-        ),
-        graph(
-            "Processes",
-            "Processes of the server that run: workers, schedulers and front ends.",
-            Query(total(BY_JOB, series("rank_up", JOB)), JOB_LEGEND),
-        ),
-    ],
-)
 _SHARES = f"max by ({BY_JOB}, finding) ({series('diagnosis_share_ratio', JOB)})"
 _REASONS_ROW = Row(
     "Why",
