@@ -75,8 +75,8 @@ def _panel(row: Mapping[str, str]) -> models.Panel:
 def _queries(row: Mapping[str, str]) -> list[Query]:
     """Return the queries of a row.
 
-    show: the sum of a gauge, its maximum, the rate of a counter, the share of the first counter in
-    the second, or the mean or quantiles of a histogram. by: a label with a line for each value.
+    show: the sum or maximum of a gauge, the rate of a counter, the share of a counter in another,
+    or the mean or quantiles of a histogram. by: a label with a line for each value.
     """
     show, label = row["show"], row["by"]
     by, legend = f"{label}, {BY_JOB}" if label else BY_JOB, JOB_LEGEND
