@@ -338,7 +338,8 @@ class JobProgress:
     def hang(self, culprit: int | None, limit_s: float, now: float) -> None:
         """Start the episode of a hang, or replace it as more is known."""
         before = self.episode if self.hung else None
-        stuck = {number for number, rank in self.ranks.items() if rank.time + limit_s <= now}
+        # Clocks of nodes differ, so not all ranks have been silent for the whole limit yet.
+        stuck = {number for number, rank in self.ranks.items() if rank.time + limit_s / 2 <= now}
         self.episode = HangEpisode(
             waits_for={culprit} if culprit is not None else stuck or set(self.ranks),
             paused={number: rank.time for number, rank in self.ranks.items()},

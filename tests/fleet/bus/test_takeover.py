@@ -43,7 +43,7 @@ class Memory:
 
 
 def messages() -> list[StreamMessage]:
-    """A message per second of each of two nodes, each late by up to 0.3 s."""
+    """A message per second of each of two nodes, each late by up to 0.3 s of its own."""
     found = []
     for second in range(1, SECONDS):
         for rank in range(2):
@@ -53,7 +53,7 @@ def messages() -> list[StreamMessage]:
                     encode_line(step(rank, 2 * second + half, NOW + second - 1 + 0.5 * half))
                     for half in range(2)
                 ]
-            late_s = second * 7 % 4 / 10
+            late_s = (second + rank) * 7 % 4 / 10
             lines.append(encode_line(Clock(NOW + second)))
             lines.append(encode_stream_line(CursorLine("0-1", f"gpu-{rank}", "0.3.0")))
             subject = said.records_subject(NUMBER, said.Publisher(f"gpu-{rank}"))
