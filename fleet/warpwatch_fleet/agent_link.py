@@ -6,25 +6,28 @@ import asyncio
 import contextlib
 import json
 import logging
-import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import httpx
 
 from warpwatch_fleet.config import AgentsConfig
 from warpwatch_fleet.targets import Target
 from warpwatch_runtime.bus import Bus, BusError
+from warpwatch_serving.access import read_token
 from warpwatch_telemetry import clean_text
 from warpwatch_telemetry.bus_messages import Publisher, token
 from warpwatch_telemetry.captures import OUTCOMES
-from warpwatch_telemetry.errors import Refused, UsageError
+from warpwatch_telemetry.errors import Refused, UsageError, in_a_line
 from warpwatch_telemetry.jobs import JobId
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 10.0
 # More at once would wait for each other too long.
@@ -40,6 +43,7 @@ MAX_BYTES_PER_S = 4 * 2**20
 MAX_LINE_BYTES = 2**20
 # The duration of a lease, in which the fleet evaluates the job.
 LEASE_S = 60.0
+_TOKEN = "fleet.agents.token_file"
 
 Lines = Callable[[list[bytes]], None]
 
@@ -48,25 +52,26 @@ class AgentError(Exception):
     """Raised for an agent that cannot be followed or asked; the text is one line."""
 
 
-class AgentLink(Protocol):
-    """One agent, as the fleet reaches it. The coroutines are for the loop that follows agents."""
+class AgentLink(ABC):
+    """One agent, as the fleet reaches it. The coroutines are for the loop that follows agents.
+
+    holder: the name of this fleet in leases.
+    """
+
+    holder: str
 
     async def lease(self, job: JobId, raised: Mapping[str, str]) -> None:
         """Tell the agent that the fleet evaluates this job. Raises AgentError, Refused."""
+        body = {"holder": self.holder, "seconds": LEASE_S, "raised": dict(raised)}
+        await self.request("leases", job.fields() | body)
 
+    @abstractmethod
     async def request(self, path: str, body: Mapping[str, Any]) -> Any:
         """Return the JSON of the reply. Raises Refused as the agent does, else AgentError."""
 
+    @abstractmethod
     def download(self, path: str) -> Iterator[bytes]:
         """Yield the content of a file; it blocks, so not for the loop. Raises AgentError."""
-
-
-class Links(Protocol):
-    """The links to all agents, by HTTP or over the bus."""
-
-    def link(self, target: Target) -> AgentLink: ...
-
-    async def close(self) -> None: ...
 
 
 class HttpLinks:
@@ -79,8 +84,10 @@ class HttpLinks:
         self.holder = holder
         self.scheme = "https" if config.ca_file is not None else "http"
         self.connecting = asyncio.Semaphore(MAX_CONNECTING)
-        self.verify = _context(config) if config.ca_file is not None else False
-        self._token = _token(config.token_file)
+        self.verify = config.context("fleet.agents") if config.ca_file is not None else False
+        self._token_file = config.token_file
+        if self._token_file is not None:
+            read_token(self._token_file, _TOKEN)
         self.client = self.new_client()
 
     def new_client(self) -> httpx.AsyncClient:
@@ -96,9 +103,13 @@ class HttpLinks:
 
     def headers(self, target: Target) -> dict[str, str]:
         """Return the token's header, but none for a tenant's own agent."""
-        if self._token is None or target.owner is not None:
+        if self._token_file is None or target.owner is not None:
             return {}
-        return {"Authorization": f"Bearer {self._token()}"}
+        try:
+            token = read_token(self._token_file, _TOKEN).decode()
+        except (UsageError, UnicodeDecodeError) as error:
+            raise AgentError(str(error)) from error
+        return {"Authorization": f"Bearer {token}"}
 
     def link(self, target: Target) -> HttpLink:
         """Return the link to the agent at this target."""
@@ -109,18 +120,22 @@ class HttpLinks:
         await self.client.aclose()
 
 
-class HttpLink:
+class HttpLink(AgentLink):
     """An ``AgentLink`` by HTTP."""
 
     def __init__(self, agents: HttpLinks, target: Target) -> None:
         self._agents = agents
+        self.holder = agents.holder
         self._target = target
         # The certificate of a target that was found by a name is for that name.
         name = target.server_name
         self._extensions = {} if name is None else {"sni_hostname": name}
 
-    def _url(self, path: str) -> str:
-        return f"{self._agents.scheme}://{self._target.address}/api/v1/{path}"
+    def _to(self, path: str) -> dict[str, Any]:
+        """Return the arguments of a request for the path."""
+        url = f"{self._agents.scheme}://{self._target.address}/api/v1/{path}"
+        headers = self._agents.headers(self._target)
+        return {"url": url, "headers": headers, "extensions": self._extensions}
 
     async def follow(self, cursor: str | None, receive: Lines) -> None:
         """Read the stream after ``cursor`` until it ends; ``receive`` gets whole lines.
@@ -134,37 +149,22 @@ class HttpLink:
         try:
             async with self._agents.new_client() as client, contextlib.AsyncExitStack() as stack:
                 async with self._agents.connecting:
-                    answer = await stack.enter_async_context(
-                        client.stream(
-                            "GET",
-                            self._url("records"),
-                            params=params,
-                            headers=self._agents.headers(self._target),
-                            extensions=self._extensions,
-                        )
-                    )
+                    asked = client.stream("GET", params=params, **self._to("records"))
+                    answer = await stack.enter_async_context(asked)
                 if answer.status_code != 200:
-                    raise AgentError(await _refusal(answer))
+                    reply = read_answer(answer.status_code, await _content(answer))
+                    raise AgentError(f"{answer.status_code}: {reply}")
                 async for lines in _paced(_lines(_parts(answer))):
                     receive(lines)
         except httpx.HTTPError as error:
             raise AgentError(in_a_line(error)) from error
-
-    async def lease(self, job: JobId, raised: Mapping[str, str]) -> None:
-        await self.request("leases", lease_body(self._agents.holder, job, raised))
 
     async def request(self, path: str, body: Mapping[str, Any]) -> Any:
         try:
             async with (
                 self._agents.connecting,
                 asyncio.timeout(ANSWER_S),
-                self._agents.client.stream(
-                    "POST",
-                    self._url(path),
-                    json=body,
-                    headers=self._agents.headers(self._target),
-                    extensions=self._extensions,
-                ) as answer,
+                self._agents.client.stream("POST", json=body, **self._to(path)) as answer,
             ):
                 content = await _content(answer)
         except TimeoutError as error:
@@ -174,14 +174,9 @@ class HttpLink:
         return read_answer(answer.status_code, content)
 
     def download(self, path: str) -> Iterator[bytes]:
-        headers, verify = self._agents.headers(self._target), self._agents.verify
+        own = httpx.Client(verify=self._agents.verify, timeout=SILENCE_S, trust_env=False)
         try:
-            with (
-                httpx.Client(verify=verify, timeout=SILENCE_S, trust_env=False) as client,
-                client.stream(
-                    "GET", self._url(path), headers=headers, extensions=self._extensions
-                ) as answer,
-            ):
+            with own as client, client.stream("GET", **self._to(path)) as answer:
                 if answer.status_code != 200:
                     raise AgentError(f"{answer.status_code} for {path}")
                 unpack = _unpacker(answer)
@@ -191,8 +186,6 @@ class HttpLink:
             raise AgentError(in_a_line(error)) from error
 
 
-# All workers on a bus are one fleet to an agent.
-BUS_HOLDER = "bus"
 DOWNLOAD_TIMEOUT_S = 60.0
 
 
@@ -203,23 +196,29 @@ class BusLinks:
         self.bus = bus
         self.loop: asyncio.AbstractEventLoop | None = None
 
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Start the work in the loop, from any thread. Raises BusError if the bus is away."""
+        if self.loop is None or not self.bus.is_connected:
+            raise BusError("the bus is away")
+        return asyncio.run_coroutine_threadsafe(work(), self.loop)
+
     def link(self, target: Target) -> AgentLink:
         publisher = Publisher(target.node or target.address, target.owner)
         return BusLink(self, publisher.requests)
 
-    async def close(self) -> None:
-        await self.bus.close()
+
+Links = HttpLinks | BusLinks
 
 
-class BusLink:
+class BusLink(AgentLink):
     """An ``AgentLink`` over the bus; a file travels as one reply."""
+
+    # All workers are one fleet to an agent.
+    holder = "bus"
 
     def __init__(self, links: BusLinks, subject: str) -> None:
         self._links = links
         self._subject = subject
-
-    async def lease(self, job: JobId, raised: Mapping[str, str]) -> None:
-        await self.request("leases", lease_body(BUS_HOLDER, job, raised))
 
     async def request(self, path: str, body: Mapping[str, Any]) -> Any:
         return read_answer(*await self._ask("post", path, json.dumps(body).encode()))
@@ -227,27 +226,23 @@ class BusLink:
     async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         try:
             subject = f"{self._subject}.{method}.{token(path)}"
-            answer = await self._links.bus.ask(subject, body)
+            answer = await self._links.bus.request(subject, body)
             return int(answer[:3]), answer[3:]
         except (BusError, ValueError) as error:
             raise AgentError(str(error)) from error
 
     def download(self, path: str) -> Iterator[bytes]:
-        if self._links.loop is None:
-            raise AgentError("the fleet is starting")
-        asked = asyncio.run_coroutine_threadsafe(self._ask("get", path, b""), self._links.loop)
         try:
+            asked = self._links.run(lambda: self._ask("get", path, b""))
             status, content = asked.result(DOWNLOAD_TIMEOUT_S)
+        except BusError as error:
+            raise AgentError(str(error)) from error
         except TimeoutError as error:
             asked.cancel()
             raise AgentError(f"no answer within {DOWNLOAD_TIMEOUT_S:g} s") from error
         if status != 200:
             raise AgentError(f"{status} for {path}")
         yield content
-
-
-def lease_body(holder: str, job: JobId, raised: Mapping[str, str]) -> dict[str, Any]:
-    return {**job.fields(), "holder": holder, "seconds": LEASE_S, "raised": dict(raised)}
 
 
 def read_answer(status: int, content: bytes) -> Any:
@@ -258,7 +253,12 @@ def read_answer(status: int, content: bytes) -> Any:
         raise AgentError(f"{status}: no JSON: {error}") from error
     if status in (200, 202):
         return reply
-    reason, detail = _refused(reply)
+    try:
+        refusal = reply["error"]
+        reason, detail = str(refusal["reason"])[:64], str(refusal["detail"])
+    except (KeyError, TypeError):
+        reason, detail = "", str(reply)
+    detail = " ".join(detail.split())[:200]
     if reason in OUTCOMES:
         raise Refused(reason, detail)
     raise AgentError(f"{status}: {detail}")
@@ -324,15 +324,6 @@ async def _paced(
             await sleep(max(0.0, allowed_at - now))
 
 
-async def _refusal(answer: httpx.Response) -> str:
-    content = await _content(answer)
-    try:
-        _, detail = _refused(clean_text.load(content))
-    except ValueError:
-        detail = " ".join(content.decode(errors="replace").split())[:200]
-    return f"{answer.status_code}: {detail}"
-
-
 async def _content(answer: httpx.Response) -> bytes:
     """Return the body of a reply. Raises AgentError for a longer one than agents send."""
     content = b""
@@ -341,46 +332,3 @@ async def _content(answer: httpx.Response) -> bytes:
         if len(content) > MAX_LINE_BYTES:
             raise AgentError(f"an answer is longer than {MAX_LINE_BYTES} bytes")
     return content
-
-
-def _refused(reply: Any) -> tuple[str, str]:
-    """Return reason and detail of an error, each in a line."""
-    try:
-        error = reply["error"]
-        return str(error["reason"])[:64], " ".join(str(error["detail"]).split())[:200]
-    except (KeyError, TypeError):
-        return "", " ".join(str(reply).split())[:200]
-
-
-def in_a_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
-
-
-def _token(path: Path | None) -> Callable[[], str] | None:
-    """Return a reader of the token; a changed file is read again. Raises UsageError."""
-    if path is None:
-        return None
-
-    def read() -> str:
-        try:
-            return path.read_text().strip()
-        except OSError as error:
-            raise AgentError(f"fleet.agents.token_file {path}: {error.strerror}") from error
-
-    try:
-        if not read():
-            raise UsageError(f"fleet.agents.token_file {path} is empty; write the token into it")
-    except AgentError as error:
-        raise UsageError(str(error)) from error
-    return read
-
-
-def _context(config: AgentsConfig) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=config.ca_file)
-        if config.cert_file is not None:
-            context.load_cert_chain(config.cert_file, config.key_file)
-    except (OSError, ssl.SSLError) as error:
-        files = ", ".join(str(one) for one in (config.ca_file, config.cert_file) if one)
-        raise UsageError(f"fleet.agents: cannot use {files}: {error}") from error
-    return context

@@ -31,7 +31,7 @@ KEPT_S = 600.0
 # Two of three may be lost.
 LEASE_INTERVAL_S = 20.0
 MAX_JOBS = 4096
-# Records of all jobs that wait to be judged: a gigabyte at most.
+# Records of all jobs that wait for their evaluation: a gigabyte at most.
 MAX_WAITING = 1_000_000
 # All jobs are saved once in this many rounds; SAVE_INTERVAL_S has more rounds.
 MIN_SAVE_ROUNDS = 400
@@ -184,11 +184,11 @@ class Cluster:
     def jobs_of(self, partition: int | None) -> Mapping[JobId, FleetJob]:
         return self.jobs if partition is None else self._by_partition.get(partition, {})
 
-    def judge(self, now: float, partition: int | None = None) -> list[Change]:
+    def evaluate(self, now: float, partition: int | None = None) -> list[Change]:
         """Return the changes of the fleet's own anomalies, with their nodes."""
         found: list[tuple[FleetJob, Change]] = []
         for job in list(self.jobs_of(partition).values()):
-            if job.judged:
+            if job.is_evaluated:
                 changes = job.advance(self._known_until(job, now))
                 found += ((job, change) for change in changes if self._is_ours(job, change))
             self._forget(job, now)
@@ -223,10 +223,10 @@ class Cluster:
         self, now: float, changed: Collection[JobId | None], partition: int | None = None
     ) -> list[SavedJob]:
         """Return the state of the jobs that have changed, and of a few that are due."""
-        judged = [job for job in self.jobs_of(partition).values() if job.judged]
-        due = [job for job in judged if now - job.saved_at > SAVE_INTERVAL_S]
-        wanted = {job.id: job for job in due[: 1 + len(judged) // MIN_SAVE_ROUNDS]}
-        wanted |= {job.id: job for job in judged if job.id in changed}
+        evaluated = [job for job in self.jobs_of(partition).values() if job.is_evaluated]
+        due = [job for job in evaluated if now - job.saved_at > SAVE_INTERVAL_S]
+        wanted = {job.id: job for job in due[: 1 + len(evaluated) // MIN_SAVE_ROUNDS]}
+        wanted |= {job.id: job for job in evaluated if job.id in changed}
         for job in wanted.values():
             job.saved_at = now
         return [saved for job in wanted.values() if (saved := job.saved())]
@@ -243,7 +243,7 @@ class Cluster:
 
     def is_whole(self, job: FleetJob, now: float) -> bool:
         """Return whether the fleet receives all that it needs to evaluate the job."""
-        known = job.judged and job.is_resumed
+        known = job.is_evaluated and job.is_resumed
         return known and self._known_until(job, now) is not None
 
     def leases_due(
@@ -368,7 +368,7 @@ def _may_join(seen: RankSeen, node: str, job: FleetJob) -> bool:
         job.master == seen.master
         and job.world_size == seen.world_size
         and others.get(seen.rank, node) == node
-        and (node not in job.nodes or job.run_of(node) == seen.run)
+        and (node not in job.nodes or job.nodes[node].run == seen.run)
         and abs(seen.time - job.begin_time) <= JOIN_S
     )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from warpwatch_capturing.config import RemoteStoreConfig, Steps, StoreConfig, TriggersConfig
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_exporters.config import ExportersConfig
-from warpwatch_runtime.bus import BusConfig
+from warpwatch_runtime.bus import BusConfig, TlsConfig
 from warpwatch_serving.config import Listen
 from warpwatch_telemetry.sections import WHOLE, Age, AtLeastOne, Boolean, Section, Url
 
@@ -18,7 +18,7 @@ ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
 Address = Annotated[str, Field(pattern=ADDRESS)]
 
 
-class AgentsConfig(Section):
+class AgentsConfig(TlsConfig):
     """How agents are spoken to: the token that they ask for, and by whom they are certified.
 
     With ``ca_file`` it is https, verified for the target's name. In plain text a token goes to an
@@ -26,20 +26,15 @@ class AgentsConfig(Section):
     """
 
     token_file: Path | None = None
-    ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
     allow_plain: Boolean = False
 
     @model_validator(mode="after")
-    def _token_is_not_shown(self) -> AgentsConfig:
+    def _token_is_not_shown(self) -> Self:
         if self.token_file is not None and self.ca_file is None and not self.allow_plain:
             raise ValueError(
                 "token_file would go to the agents in plain text; give ca_file, "
                 "or set allow_plain: true"
             )
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file are needed together")
         return self
 
 

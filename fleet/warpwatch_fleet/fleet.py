@@ -41,6 +41,7 @@ from warpwatch_fleet.source import FleetSource, HttpSource
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Loop, Supervisor
+from warpwatch_serving.access import Peers
 from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.page.endpoint import PageEndpoint
@@ -54,7 +55,7 @@ from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
 
-JUDGE_INTERVAL_S = 0.5
+EVALUATE_INTERVAL_S = 0.5
 LEASE_LOOK_S = 2.0
 SCHEDULE_INTERVAL_S = 30.0
 RETAIN_INTERVAL_S = 60.0
@@ -124,7 +125,7 @@ class Fleet:
         self._ended: asyncio.Event
         self.runs = Runs(self._run_parts)
         source = self._source
-        Series(self.metrics, source.view, time.time, source.partitions, source.judged)
+        Series(self.metrics, source.view, time.time, source.partitions, source.evaluated)
         measure_process(self.metrics)
         node = config.node or self._hostname
         self.push_exporters = PushExporters(
@@ -133,15 +134,16 @@ class Fleet:
         )  # fmt: skip
         self.server = Server(
             self, _http_config(own), page=FleetPage(self), passed=passed_by_systemd(os.environ),
-            prepare=self.prepare,
+            peers=self._peers(),
         )  # fmt: skip
 
     def _source_of(self, config: FleetFile) -> FleetSource:
         unsaved = self.metrics.counter("anomaly_store_errors_total").labels("snapshot")
         return HttpSource(config, f"{self._hostname}/{config.fleet.listen}", unsaved.inc)
 
-    async def prepare(self) -> None:
-        """Do nothing before a request: one process has all there is."""
+    def _peers(self) -> Peers | None:
+        """Return None: one process has all there is."""
+        return None
 
     # --- running ---
 
@@ -185,7 +187,7 @@ class Fleet:
             every("stacks", FINISH_INTERVAL_S, service.finish_urgent),
         )
         every("retention", RETAIN_INTERVAL_S, service.retain)
-        every("triggers", JUDGE_INTERVAL_S, self._advance_triggers)
+        every("triggers", EVALUATE_INTERVAL_S, self._advance_triggers)
         if self._has_schedules:
             every("schedules", SCHEDULE_INTERVAL_S, self._advance_schedules)
         if self._upload is not None:
@@ -218,13 +220,13 @@ class Fleet:
         except Exception:
             logger.exception("nothing is followed")
             raise
-        own = (JUDGE_INTERVAL_S, self._judge), (LEASE_LOOK_S, self._renew_leases)
+        own = (EVALUATE_INTERVAL_S, self._evaluate), (LEASE_LOOK_S, self._renew_leases)
         await asyncio.gather(*(_every(*one) for one in (*self._source.rounds, *own)))
 
     # --- evaluation ---
 
-    async def _judge(self) -> None:
-        changes = await self._source.judge()
+    async def _evaluate(self) -> None:
+        changes = await self._source.evaluate()
         changed = {one.anomaly.job_id for one in changes if one.what != "updated"}
         opened = [change.anomaly for change in changes if change.what == "opened"]
         for anomaly in opened:

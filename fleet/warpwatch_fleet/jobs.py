@@ -38,7 +38,7 @@ _RANK = re.compile(r"\brank (\d{1,7})\b")
 
 
 class FleetJob:
-    """A job of the fleet. nodes: its name by address. judged: whether the fleet evaluates it.
+    """A job of the fleet. nodes: its name by address. is_evaluated: whether the fleet evaluates it.
 
     waiting: records that are not evaluated yet. left: ids of anomalies that an agent had opened
     first, and keeps. saved_at, leased_at: wall clock of the last save, and of the last lease.
@@ -74,16 +74,13 @@ class FleetJob:
         self.detection: Detection | None = None
 
     @property
-    def judged(self) -> bool:
+    def is_evaluated(self) -> bool:
         return self.detection is not None
 
     @property
     def is_resumed(self) -> bool:
         """Whether all is known that the fleet before this one knew."""
         return self._saved is None
-
-    def run_of(self, node: str) -> str:
-        return self.nodes[node].run
 
     def names(self) -> set[JobId]:
         """Return the names of the job here and on its nodes."""
@@ -126,10 +123,10 @@ class FleetJob:
         serves = seen.kind == "serve"
         self.world_size = max(seen.world_size, self.world_size if serves else 0)
         self.waiting.ranks = len(self.members)
-        if self.judged:
+        if self.is_evaluated:
             self.waiting.add(self._as_ours(seen))
         elif len(self.nodes) > 1:
-            self._begin_to_judge()
+            self._start_evaluation()
         return True
 
     def feed(self, node: str, record: Step | Serve | RankEvent | End) -> None:
@@ -138,7 +135,7 @@ class FleetJob:
             if member is None or member.node != node:
                 continue
             member.feed(one)
-            if self.judged:
+            if self.is_evaluated:
                 self.waiting.add(self._as_ours(one))
 
     def _of_ranks(
@@ -157,7 +154,7 @@ class FleetJob:
 
     # --- evaluation ---
 
-    def _begin_to_judge(self) -> None:
+    def _start_evaluation(self) -> None:
         self.detection = Detection(self._kinds, self._anomalies)
         for member in self.members.values():
             self.waiting.add(self._as_ours(member.seen))

@@ -7,7 +7,6 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
 
 import msgspec
 
@@ -40,7 +39,7 @@ TOLD_SKEW_S = TOLD_LAG_S = 5.0
 # Limits per agent: as many rings as its own limit, as many anomalies as it keeps.
 MAX_RANKS = 1024
 MAX_ANOMALIES = 1000
-# Records that come before the agent has reported its time: as much as it keeps for a new reader.
+# Lines that come before the agent has reported its time: as much as it keeps for a new reader.
 MAX_EARLY_BYTES = 32 * 2**20
 # The longest line of a step, rank or event.
 MAX_RECORD_BYTES = 4096
@@ -103,15 +102,13 @@ class Node:
         # As JSON; by its own name, and what the fleet calls those that it has joined.
         self._runs: dict[JobId, bytes] = {}
         self._joined: dict[JobId, JobId] = {}
-        # Lines that come before the agent's name, which decides whether they are believed.
-        self._unnamed: deque[bytes] = deque()
-        self._unnamed_bytes = 0
+        # Lines that come before the agent's name, which decides whether they are trusted, and time.
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
         # A tenant's agent is called by its address: it may have no name of a node.
         self._is_named = target.owner is not None or target.node is not None
         self._skew_s: float | None = None
         self._ranks: set[tuple[object, ...]] = set()
-        self._early: list[Record] = []
-        self._early_bytes = 0
         # Wall clock of its first line.
         self._since: float | None = None
 
@@ -122,31 +119,34 @@ class Node:
 
     def begin(self) -> None:
         """Start a new connection, on which the agent tells its name anew."""
-        self._unnamed, self._unnamed_bytes = deque(), 0
+        self._waiting, self._waiting_bytes = deque(), 0
         self._is_named = self.target.owner is not None
 
     def feed(self, line: bytes, now: float) -> Iterator[Record]:
         """Yield the records that the line completes, in the fleet's time. ``now``: wall clock.
 
-        Lines wait for the first one that names the agent. Raises AgentError for a name that it
-        may not have.
+        Lines wait for the first that name the agent and report its time. Raises AgentError for a
+        name that it may not have.
         """
         self._since = self._since or now
         decoded = self._decoded(line)
-        if self._is_named:
-            yield from self._apply(decoded, len(line), now)
-        elif isinstance(decoded, CursorLine):
+        if isinstance(decoded, CursorLine) and not self._is_named:
             self._names.claim(decoded.node, self)
             self._is_named, self.name = True, decoded.node
-            waiting, self._unnamed = self._unnamed, deque()
-            for one in waiting:
+        elif isinstance(decoded, Clock) and _is_time(decoded.time):
+            skew_s = now - decoded.time
+            if self._skew_s is None or abs(skew_s - self._skew_s) > LEAST_SKEW_S:
+                self._skew_s = skew_s
+        if self._is_named and self._skew_s is not None:
+            while self._waiting:
+                one = self._waiting.popleft()
                 yield from self._apply(self._decoded(one), len(one), now)
             yield from self._apply(decoded, len(line), now)
         elif decoded is not None:
-            self._unnamed_bytes += len(line)
-            self._unnamed.append(line)
-            while self._unnamed_bytes > MAX_EARLY_BYTES:
-                self._unnamed_bytes -= len(self._unnamed.popleft())
+            self._waiting_bytes += len(line)
+            self._waiting.append(line)
+            while self._waiting_bytes > MAX_EARLY_BYTES:
+                self._waiting_bytes -= len(self._waiting.popleft())
                 self.lost += 1
 
     def _decoded(self, line: bytes) -> Record | StreamLine | None:
@@ -168,7 +168,9 @@ class Node:
         if isinstance(decoded, CursorLine):
             self.cursor, self.version = decoded.cursor[:64], decoded.version[:64]
             self._is_newer = _numbers(self.version) > _numbers(__version__)
-            if decoded.node != (self.target.node or self.name) and not self._may_have_any_name():
+            # A tenant's agent over HTTP is called by its address.
+            has_any_name = self.target.owner is not None and self.target.node is None
+            if decoded.node != (self.target.node or self.name) and not has_any_name:
                 raise AgentError(
                     f"the agent of {self.name} now says that it is on {decoded.node!r}"
                 )
@@ -181,37 +183,24 @@ class Node:
         elif isinstance(decoded, RunLine):
             self._keep_run(decoded.run)
         elif isinstance(decoded, Clock):
-            yield from self._apply_clock(decoded, now)
+            self._apply_clock(decoded, now)
         elif isinstance(decoded, DeviceReading):
             self._keep_device(decoded)
         elif decoded is not None:
             yield from self._apply_record(decoded, size, now)
 
-    def _may_have_any_name(self) -> bool:
-        """Return whether it is called by its address: a tenant's agent over HTTP."""
-        return self.target.owner is not None and self.target.node is None
-
-    def _apply_clock(self, clock: Clock, now: float) -> Iterator[Record]:
-        if not _is_time(clock.time):
+    def _apply_clock(self, clock: Clock, now: float) -> None:
+        if _is_time(clock.time):
+            self.clock = min(clock.time + self.skew_s, now)
+        else:
             self.refused["bad_time"] += 1
-            return
-        skew_s = now - clock.time
-        if self._skew_s is None or abs(skew_s - self._skew_s) > LEAST_SKEW_S:
-            self._skew_s = skew_s
-        early, self._early, self._early_bytes = self._early, [], 0
-        for record in early:
-            yield self._in_time(record, now)
-        self.clock = min(clock.time + self._skew_s, now)
 
     def _apply_record(self, record: Record, size: int, now: float) -> Iterator[Record]:
         refused = "too_long" if size > MAX_RECORD_BYTES else self._why_refused(record)
         if refused:
             self.refused[refused] += 1
-        elif self._skew_s is not None:
+        else:
             yield self._in_time(record, now)
-        elif self._early_bytes < MAX_EARLY_BYTES:
-            self._early_bytes += size
-            self._early.append(record)
 
     def _why_refused(self, record: Record) -> str | None:
         assert not isinstance(record, Clock | DeviceReading)
@@ -392,18 +381,13 @@ def _numbers(version: str) -> list[int]:
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
-class Holder(Protocol):
-    name: str
-    up: bool
-
-
 class NodeNames:
     """The agent that has each name. A name is free again once its agent cannot be followed."""
 
     def __init__(self) -> None:
-        self._holders: dict[str, Holder] = {}
+        self._holders: dict[str, Node] = {}
 
-    def claim(self, name: str, agent: Holder) -> None:
+    def claim(self, name: str, agent: Node) -> None:
         """Give the name to the agent, in the place of the one that it had. Raises AgentError."""
         if not _NAME.fullmatch(name):
             raise AgentError(f"{name[:64]!r} is not a node's name; set `node` to a DNS name")
@@ -413,7 +397,7 @@ class NodeNames:
         self.release(agent)
         self._holders[name] = agent
 
-    def release(self, agent: Holder) -> None:
+    def release(self, agent: Node) -> None:
         """Free the name that the agent has."""
         if self._holders.get(agent.name) is agent:
             del self._holders[agent.name]

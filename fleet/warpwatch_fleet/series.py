@@ -9,6 +9,7 @@ import psutil
 
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.jobs import FleetJob
+from warpwatch_fleet.node import Node
 from warpwatch_runtime.agent_metrics import AgentMetrics
 
 
@@ -31,17 +32,19 @@ class Series:
         cluster: Cluster,
         wall: Callable[[], float] = time.time,
         partitions: int = 1,
-        judged: Callable[[], Mapping[str, float]] = dict,
+        evaluated: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        def lag_s(node: Node) -> float | None:
+            return node.health(wall()).lag_s or 0.0 if node.up else None
+
         self._cluster = cluster
-        self._wall = wall
         metrics.read("fleet_agents", self._agents)
         metrics.read("fleet_agent_up", self._ups)
-        metrics.read("fleet_agent_lag_seconds", self._lags)
+        metrics.read("fleet_agent_lag_seconds", lambda: self._of_agents(lag_s))
         metrics.read("fleet_partitions", lambda: {(): partitions})
-        metrics.read("fleet_partition_judged", judged)
+        metrics.read("fleet_partition_judged", evaluated)
         metrics.read("fleet_refused_total", self._refused)
-        metrics.read("fleet_newer_total", self._newer)
+        metrics.read("fleet_newer_total", lambda: self._of_agents(lambda node: node.newer or None))
         metrics.read("fleet_agent_info", self._versions)
         metrics.read("fleet_job_ranks", lambda: self._of_jobs(lambda job: len(job.members)))
         metrics.read("fleet_job_nodes", lambda: self._of_jobs(lambda job: len(job.live_nodes())))
@@ -61,22 +64,14 @@ class Series:
                 ups[node.name] = min(node.up, ups.get(node.name, True))
             return ups
 
-    def _lags(self) -> Mapping[str, float]:
-        now = self._wall()
+    def _of_agents(self, value: Callable[[Node], float | None]) -> Mapping[str, float]:
         with self._cluster.lock:
-            return {
-                node.name: node.health(now).lag_s or 0.0
-                for node in self._cluster.agents()
-                if node.up
-            }
+            found = [(node.name, value(node)) for node in self._cluster.agents()]
+        return {name: number for name, number in found if number is not None}
 
     def _refused(self) -> Mapping[str, float]:
         with self._cluster.lock:
             return self._cluster.count_refused()
-
-    def _newer(self) -> Mapping[str, float]:
-        with self._cluster.lock:
-            return {n.name: n.newer for n in self._cluster.agents() if n.newer}
 
     def _versions(self) -> Mapping[tuple[str, str], float]:
         with self._cluster.lock:

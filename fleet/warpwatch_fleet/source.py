@@ -6,16 +6,17 @@ import asyncio
 import logging
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any, Protocol
 
 from warpwatch_detection.anomalies.register import Change
-from warpwatch_fleet.agent_link import SILENCE_S, AgentError, HttpLinks, Links, in_a_line
+from warpwatch_fleet.agent_link import SILENCE_S, AgentError, HttpLinks, Links
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.memory import JobStateStore
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import Targets
+from warpwatch_telemetry.errors import Refused, in_a_line
 
 logger = logging.getLogger(__name__)
 
@@ -25,38 +26,42 @@ RETRY_S = (1.0, 30.0)
 Round = tuple[float, Callable[[], Awaitable[None]]]
 
 
-class FleetSource(Protocol):
-    """The records of all agents, and the changes of anomalies that are found in them."""
+class FleetSource(ABC):
+    """The records of all agents, and the changes of anomalies that are found in them.
 
-    partitions: int
+    rounds: the work of the loop that follows agents, with its intervals.
+    """
 
+    partitions = 1
     view: Cluster
+    links: Links
+    rounds: Collection[Round]
 
     @property
-    def links(self) -> Links: ...
-
-    @property
-    def rounds(self) -> Collection[Round]:
-        """The work of the loop that follows agents, with its intervals."""
-
-    @property
+    @abstractmethod
     def missing(self) -> tuple[str, ...]:
         """Why records are not there, one line per reason."""
 
-    def judged(self) -> dict[str, float]:
+    @abstractmethod
+    def evaluated(self) -> dict[str, float]:
         """Return by its number whether a partition of the jobs is evaluated here."""
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Do what comes before all rounds."""
+        return
 
-    async def judge(self) -> list[Change]:
+    @abstractmethod
+    async def evaluate(self) -> list[Change]:
         """Return the changes of the fleet's own anomalies, which are kept over a restart."""
 
-    async def alone(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do the work unless another process of the fleet is doing it."""
+    async def alone(self, work: Callable[[int], Awaitable[int]]) -> None:
+        """Do the work unless another process of the fleet is doing it.
 
-    async def add_up(self, count: int) -> int:
-        """Return the sum of the last numbers of all processes of the fleet, given the own one."""
+        work: receives the sum of its last results in the other processes.
+        """
+        await work(0)
 
+    @abstractmethod
     async def close(self) -> None: ...
 
 
@@ -100,6 +105,8 @@ class AgentFollower:
                 self._follows[address] = asyncio.create_task(self._follow(address, node))
 
     async def _follow(self, address: str, node: Node) -> None:
+        """Follow an agent until cancelled, later and later while it cannot be reached."""
+
         def receive(lines: list[bytes]) -> None:
             now = self._wall()
             with self._cluster.lock:
@@ -108,52 +115,32 @@ class AgentFollower:
                     logger.info("%s: following %s", address, node.name)
                 node.up, node.reason = True, ""
 
-        def failed(reason: str) -> None:
+        wait_s = RETRY_S[0]
+        while True:
+            started, reason = self._monotonic(), "the agent has ended the stream"
+            try:
+                node.begin()
+                await self._agents.link(node.target).follow(node.cursor, receive)
+            except (AgentError, Refused) as error:
+                reason = str(error)
+            except Exception as error:
+                logger.exception("following is tried again")
+                reason = f"following failed: {in_a_line(error)}"
             with self._cluster.lock:
                 if node.reason != reason:
                     logger.warning("%s: %s", address, reason)
                 node.up, node.reason = False, reason
-
-        async def follow() -> None:
-            node.begin()
-            await self._agents.link(node.target).follow(node.cursor, receive)
-
-        def ended() -> None:
-            failed("the agent has ended the stream")
-
-        await again_and_again(follow, failed, ended, self._monotonic, self._sleep)
+            if self._monotonic() - started > SILENCE_S:
+                wait_s = RETRY_S[0]
+            # Not all agents at once when the network is back.
+            await self._sleep(wait_s * random.uniform(0.5, 1.0))
+            wait_s = min(2 * wait_s, RETRY_S[1])
 
 
-async def again_and_again(
-    follow: Callable[[], Any],
-    failed: Callable[[str], None],
-    ended: Callable[[], None],
-    monotonic: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> None:
-    """Follow an agent until cancelled, later and later while it cannot be reached."""
-    wait_s = RETRY_S[0]
-    while True:
-        begun = monotonic()
-        try:
-            await follow()
-            ended()
-        except AgentError as error:
-            failed(str(error))
-        except Exception as error:
-            logger.exception("following is tried again")
-            failed(f"following failed: {in_a_line(error)}")
-        if monotonic() - begun > SILENCE_S:
-            wait_s = RETRY_S[0]
-        # Not all agents at once when the network is back.
-        await sleep(wait_s * random.uniform(0.5, 1.0))
-        wait_s = min(2 * wait_s, RETRY_S[1])
+class HttpSource(FleetSource):
+    """One process follows all agents over HTTP."""
 
-
-class HttpSource:
-    """Implements ``FleetSource``: one process follows all agents over HTTP."""
-
-    partitions = 1
+    links: HttpLinks
 
     def __init__(self, config: FleetFile, holder: str, unsaved: Callable[[], None]) -> None:
         own = config.fleet
@@ -169,18 +156,15 @@ class HttpSource:
         """Lost agents are shown with their jobs instead."""
         return (*self._targets.failing, *filter(None, (self._memory.complaint.text,)))
 
-    def judged(self) -> dict[str, float]:
+    def evaluated(self) -> dict[str, float]:
         with self.view.lock:
             return {"0": any(node.up for node in self.view.nodes.values())}
 
-    async def start(self) -> None:
-        """Do nothing: targets are read in a round."""
-
-    async def judge(self) -> list[Change]:
+    async def evaluate(self) -> list[Change]:
         now = time.time()
         with self.view.lock:
             self.view.drop_waiting()
-            changes = self.view.judge(now)
+            changes = self.view.evaluate(now)
             changed = {one.anomaly.job_id for one in changes if one.what != "updated"}
             saved = self.view.to_save(now, changed)
             forgotten, self.view.forgotten = self.view.forgotten, []
@@ -188,12 +172,6 @@ class HttpSource:
             # Saved first: a fleet that is killed now reports it only once.
             await asyncio.to_thread(self._memory.keep, saved, forgotten)
         return changes
-
-    async def alone(self, work: Callable[[], Awaitable[None]]) -> None:
-        await work()
-
-    async def add_up(self, count: int) -> int:
-        return count
 
     async def close(self) -> None:
         tasks = list(self._follower.tasks)

@@ -9,18 +9,20 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from warpwatch_runtime.log_output import Complaint
 from warpwatch_telemetry.bus_messages import INBOX, MAX_MESSAGE_BYTES
-from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.errors import UsageError, in_a_line
 from warpwatch_telemetry.sections import Section
 
 if TYPE_CHECKING:
@@ -32,18 +34,45 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5
-ANSWER_S = 10.0
+REPLY_S = 10.0
 # After a failure; all agents do not come back at once.
 RECONNECT_S = 2
-# A server that does not answer is found to be away within two of these.
+# A server that does not reply is found to be away within two of these.
 PING_S = 5
 # The interval at which the stream reports that it has nothing new.
 HEARTBEAT_S = 5.0
 # The most chunks of a reply.
 MAX_CHUNKS = 256
+# Most messages take less, so that an iteration of the loop takes little more.
+TURN_S = 0.02
 
 
-class BusConfig(Section):
+class TlsConfig(Section):
+    """The certificates of a connection: the authority of the server's, and one of our own."""
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _is_pair(self) -> Self:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file are needed together")
+        return self
+
+    def context(self, section: str) -> ssl.SSLContext:
+        """Return what verifies the server. Raises UsageError that names the section."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            files = ", ".join(str(one) for one in (self.ca_file, self.cert_file) if one)
+            raise UsageError(f"{section}: cannot use {files}: {error}") from error
+        return context
+
+
+class BusConfig(TlsConfig):
     """Where agents and fleet meet instead of over HTTP, such as ``tls://nats.monitoring:4222``.
 
     owner: the only owner whose jobs an agent reports; a tenant's sidecar has it.
@@ -52,26 +81,50 @@ class BusConfig(Section):
     url: Annotated[str, Field(pattern=r"^(nats|tls)://[^\s@]+$", max_length=1024)] | None = None
     credentials_file: Path | None = None
     nkey_file: Path | None = None
-    ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
     owner: Annotated[str, Field(min_length=1, max_length=128)] | None = None
 
     @model_validator(mode="after")
-    def _fits(self) -> BusConfig:
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file are needed together")
+    def _has_one_identity(self) -> Self:
         if self.credentials_file is not None and self.nkey_file is not None:
             raise ValueError("one of credentials_file and nkey_file is enough")
         return self
 
 
 class BusError(Exception):
-    """Raised if the bus, or a process behind it, does not answer; the text is one line."""
+    """Raised if the bus, or a process behind it, does not reply; the text is one line."""
 
 
 class ConflictError(BusError):
     """Raised if another process has changed a key meanwhile."""
+
+
+class Turns:
+    """Bounds the part of each iteration of an event loop in which messages are applied.
+
+    All readers may have messages at once, and a request takes some iterations. Without the bound,
+    the renewal of a lease would wait for several messages of each reader.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        # The end of this iteration's part; none has begun before its first message.
+        self._until = math.inf
+
+    async def run(self, work: Callable[[], None]) -> None:
+        """Do the work in this iteration or a later one; those that wait take turns."""
+        while self._monotonic() >= self._until:
+            await asyncio.sleep(0)
+        if self._until == math.inf:
+            self._until = self._monotonic() + TURN_S
+            asyncio.get_running_loop().call_soon(self._end)
+        work()
+        if self._monotonic() >= self._until:
+            # Two iterations later, those that wait come first.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    def _end(self) -> None:
+        self._until = math.inf
 
 
 class Bus:
@@ -85,6 +138,7 @@ class Bus:
         self._name = name
         self._client: Client | None = None
         self._complaint = Complaint(logger, logging.WARNING)
+        self.turns = Turns()
 
     @property
     def client(self) -> Client:
@@ -100,14 +154,14 @@ class Bus:
         import nats
 
         config = self._config
-        security: dict[str, Any] = {"tls": _context(config)} if _is_tls(config) else {}
+        security: dict[str, Any] = {"tls": config.context("bus")} if _is_tls(config) else {}
         if config.credentials_file is not None:
             security["user_credentials"] = str(config.credentials_file)
         if config.nkey_file is not None:
             security["nkeys_seed"] = str(config.nkey_file)
 
         async def complain(error: Exception) -> None:
-            self._complaint.make("the bus %s: %s", config.url, _in_a_line(error))
+            self._complaint.make("the bus %s: %s", config.url, in_a_line(error))
 
         async def clear() -> None:
             self._complaint.clear()
@@ -133,7 +187,7 @@ class Bus:
         """
         async with _as_bus_errors():
             headers = {"Nats-Msg-Id": ident}
-            await self.client.jetstream().publish(subject, content, ANSWER_S, headers=headers)
+            await self.client.jetstream().publish(subject, content, REPLY_S, headers=headers)
 
     async def send(self, subject: str, content: bytes) -> None:
         """Send a message to the present listeners. Raises BusError."""
@@ -148,13 +202,13 @@ class Bus:
 
     # --- requests ---
 
-    async def answer(self, subject: str, answer: Callable[[str, bytes], Awaitable[bytes]]) -> None:
-        """Answer all requests below the subject; ``answer`` gets the rest of it, and the body."""
+    async def serve(self, subject: str, reply: Callable[[str, bytes], Awaitable[bytes]]) -> None:
+        """Reply to all requests below the subject; ``reply`` gets the rest of it, and the body."""
         running: set[asyncio.Task[None]] = set()
 
-        async def reply(message: Msg) -> None:
+        async def send(message: Msg) -> None:
             try:
-                content = await answer(message.subject.removeprefix(f"{subject}."), message.data)
+                content = await reply(message.subject.removeprefix(f"{subject}."), message.data)
             except Exception:
                 logger.exception("a request on the bus failed: %.200s", message.subject)
                 return
@@ -165,13 +219,13 @@ class Bus:
 
         async def received(message: Msg) -> None:
             # A slow request delays no other.
-            task = asyncio.create_task(reply(message))
+            task = asyncio.create_task(send(message))
             running.add(task)
             task.add_done_callback(running.discard)
 
         await self.client.subscribe(f"{subject}.>", cb=received)
 
-    async def ask(self, subject: str, body: bytes, timeout_s: float = ANSWER_S) -> bytes:
+    async def request(self, subject: str, body: bytes, timeout_s: float = REPLY_S) -> bytes:
         """Return the whole reply. Raises BusError."""
         parts: list[bytes] = []
         async with _as_bus_errors():
@@ -242,10 +296,10 @@ class StreamReader:
         async with _as_bus_errors():
             self._subscription = await client.subscribe(client.new_inbox(), cb=self._received)
         wanted = {"stream_name": self._stream, "config": self._config(self._subscription.subject)}
-        answer = await self._bus.ask(
+        reply = await self._bus.request(
             f"$JS.API.CONSUMER.CREATE.{self._stream}", json.dumps(wanted).encode()
         )
-        if error := json.loads(answer).get("error"):
+        if error := json.loads(reply).get("error"):
             raise BusError(f"{self._stream}: {error.get('description')}")
 
     def _config(self, inbox: str) -> dict[str, Any]:
@@ -275,9 +329,9 @@ class StreamReader:
         self._received_at = self._monotonic()
         headers = message.headers or {}
         if "Status" in headers:
-            # The server waits for an answer before it sends more.
-            if asked := message.reply or headers.get("Nats-Consumer-Stalled"):
-                await self._bus.client.publish(asked)
+            # The server waits for a reply before it sends more.
+            if subject := message.reply or headers.get("Nats-Consumer-Stalled"):
+                await self._bus.client.publish(subject)
             return
         place = message.metadata
         if place.sequence.consumer != self._expected:
@@ -288,9 +342,8 @@ class StreamReader:
         self._sequence = place.sequence.stream
         ident = headers.get("Nats-Msg-Id", "")
         at = place.timestamp.timestamp()
-        self._receive(StreamMessage(message.subject, ident, message.data, at))
-        # However many messages wait, leases are renewed in between.
-        await asyncio.sleep(0)
+        content = StreamMessage(message.subject, ident, message.data, at)
+        await self._bus.turns.run(partial(self._receive, content))
 
 
 class Bucket:
@@ -327,7 +380,7 @@ class Bucket:
             except KeyWrongLastSequenceError as error:
                 raise ConflictError(f"{key} was changed by another") from error
 
-    async def remove(self, key: str, revision: int) -> None:
+    async def remove(self, key: str, revision: int | None = None) -> None:
         async with _as_bus_errors():
             await self._keys.delete(key, revision)
 
@@ -340,26 +393,11 @@ async def _as_bus_errors() -> AsyncIterator[None]:
     try:
         yield
     except (nats.errors.Error, TimeoutError, OSError) as error:
-        raise BusError(_in_a_line(error)) from error
-
-
-def _in_a_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
+        raise BusError(in_a_line(error)) from error
 
 
 def _is_tls(config: BusConfig) -> bool:
     return str(config.url).startswith("tls:") or config.ca_file is not None
-
-
-def _context(config: BusConfig) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=config.ca_file)
-        if config.cert_file is not None:
-            context.load_cert_chain(config.cert_file, config.key_file)
-    except (OSError, ssl.SSLError) as error:
-        files = ", ".join(str(one) for one in (config.ca_file, config.cert_file) if one)
-        raise UsageError(f"bus: cannot use {files}: {error}") from error
-    return context
 
 
 def check(config: BusConfig) -> None:
@@ -376,4 +414,4 @@ def check(config: BusConfig) -> None:
         except OSError as error:
             raise UsageError(f"bus.{key} {path}: {error.strerror}") from error
     if _is_tls(config):
-        _context(config)
+        config.context("bus")

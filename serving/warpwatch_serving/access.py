@@ -1,6 +1,7 @@
 """Who may do what: the token, links and sessions, and the middleware around all routes.
 
-No identity is guessed from addresses or headers of a proxy. A restart ends links and sessions.
+No identity is guessed from addresses or headers of a proxy. A restart ends links, and sessions that
+no other process keeps.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import hmac
 import logging
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -75,60 +77,95 @@ class Caller:
 HOLDER_OF_TOKEN = Caller(all_jobs=True, captures=True)
 
 
-class Keys:
-    """Secrets that stand for a caller's rights for ``lasts_s``; only their digests are kept."""
+class Peers(Protocol):
+    """The other processes that serve the same page, and the sessions that all of them accept.
 
-    def __init__(self, lasts_s: float, monotonic: Callable[[], float]) -> None:
+    site: the name of the page. Sessions are named by the digests of their keys. Everything raises
+    HttpError while the sessions cannot be read.
+    """
+
+    site: str
+
+    async def prepare(self) -> None:
+        """Fetch from the others what a request may need."""
+
+    async def session(self, name: str) -> Caller | None: ...
+
+    async def keep_session(self, name: str, caller: Caller | None) -> None:
+        """Start a session, or end it without a caller."""
+
+
+class Keys:
+    """Secrets that stand for a caller's rights for ``lasts_s``; only their digests are kept.
+
+    peers: keep the keys, too, and decide which are valid.
+    """
+
+    def __init__(
+        self, lasts_s: float, monotonic: Callable[[], float], peers: Peers | None = None
+    ) -> None:
         self._lasts_s = lasts_s
         self._monotonic = monotonic
-        self._known: NewestMap[bytes, tuple[Caller, float]] = NewestMap(MAX_KEYS)
+        self._peers = peers
+        self._known: NewestMap[str, tuple[Caller, float]] = NewestMap(MAX_KEYS)
 
-    def issue(self, caller: Caller) -> str:
+    async def issue(self, caller: Caller) -> str:
         """Return a new key with the rights of the caller."""
-        own = [key for key, (known, _) in self._known.items() if known == caller]
+        own = [name for name, (known, _) in self._known.items() if known == caller]
         if len(own) >= MAX_OF_USER:
-            del self._known[own[0]]
+            await self._forget(own[0])
         key = secrets.token_urlsafe(32)
         self._known[_digest(key)] = caller, self._monotonic() + self._lasts_s
+        if self._peers is not None:
+            await self._peers.keep_session(_digest(key), caller)
         return key
 
-    def find(self, key: str) -> Caller | None:
+    async def find(self, key: str) -> Caller | None:
         """Return the caller, None for a key that is unknown, used or expired."""
+        if self._peers is not None:
+            return await self._peers.session(_digest(key)) if key else None
         caller, until = self._known.get(_digest(key), (None, 0.0))
         return caller if until > self._monotonic() else None
 
-    def end(self, key: str) -> Caller | None:
+    async def end(self, key: str) -> Caller | None:
         """Return the caller as ``find`` does, and forget the key."""
-        caller = self.find(key)
-        self._known.pop(_digest(key), None)
+        caller = await self.find(key)
+        await self._forget(_digest(key))
         return caller
 
+    async def _forget(self, name: str) -> None:
+        self._known.pop(name, None)
+        if self._peers is not None:
+            await self._peers.keep_session(name, None)
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class Access:
     """Finds the rights of a request. Raises UsageError if the token file cannot be used."""
 
-    def __init__(self, config: HttpConfig, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, config: HttpConfig, monotonic: Callable[[], float], peers: Peers | None = None
+    ) -> None:
         if config.metrics_token and config.token_file is None:
             raise UsageError("metrics_token: token_file is needed, too")
         self.token_file = config.token_file
         if self.token_file is not None:
-            _read_token(self.token_file)
+            read_token(self.token_file)
         # Open to everybody: a probe has no password, and the login comes before the rights.
         self.open = OPEN - {METRICS} if config.metrics_token else OPEN
-        self.links, self.sessions = Keys(LINK_S, monotonic), Keys(SESSION_S, monotonic)
+        self.links, self.sessions = Keys(LINK_S, monotonic), Keys(SESSION_S, monotonic, peers)
         # A browser sends it to every port of a host.
-        instance = _digest(f"{socket.gethostname()} {config.listen}")
-        self.cookie = f"warpwatch-{instance.hex()[:8]}"
+        site = peers.site if peers else f"{socket.gethostname()} {config.listen}"
+        self.cookie = f"warpwatch-{_digest(site)[:8]}"
 
     def is_token(self, token: str) -> bool:
         """Return whether this is the token in the file, which may be replaced at any time."""
         with suppress(UsageError):
             sent, path = token.strip().encode("utf-8", "surrogateescape"), self.token_file
-            return path is not None and hmac.compare_digest(sent, _read_token(path))
+            return path is not None and hmac.compare_digest(sent, read_token(path))
         return False
 
     def has_token(self, request: HTTPConnection) -> bool:
@@ -136,7 +173,7 @@ class Access:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and self.is_token(token)
 
-    def caller(self, request: HTTPConnection) -> Caller | None:
+    async def caller(self, request: HTTPConnection) -> Caller | None:
         """Return the rights, None if there are none. Raises HttpError if they do not suffice."""
         if self.has_token(request):
             return HOLDER_OF_TOKEN
@@ -145,7 +182,7 @@ class Access:
             if peer.uid is None and request.url.path not in self.open:
                 raise HttpError(403, "unknown_user", _UNKNOWN_ON_SOCKET)
             return Caller(peer.uid, peer.privileged, captures=True)
-        session = self.sessions.find(request.cookies.get(self.cookie, ""))
+        session = await self.sessions.find(request.cookies.get(self.cookie, ""))
         changes = request.scope["method"] not in ("GET", "HEAD")
         if session and changes and not has_own_origin(request):
             raise HttpError(403, "foreign_origin", _FOREIGN_ORIGIN)
@@ -170,13 +207,14 @@ class Access:
             raise HttpError(403, "not_yours", f"{what} need the token or root")
 
 
-def _read_token(path: Path) -> bytes:
+def read_token(path: Path, key: str = "http.token_file") -> bytes:
+    """Return the token in the file, which ``key`` names. Raises UsageError."""
     try:
         token = path.read_bytes().strip()
     except OSError as error:
-        raise UsageError(f"http.token_file {path}: {error.strerror}") from error
+        raise UsageError(f"{key} {path}: {error.strerror}") from error
     if not token:
-        raise UsageError(f"http.token_file {path} is empty; write the token into it")
+        raise UsageError(f"{key} {path} is empty; write the token into it")
     return token
 
 
@@ -214,15 +252,13 @@ SECURITY_HEADERS = {
     "cache-control": "no-store",
 }
 
-Prepare = Callable[[], Awaitable[None]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
     """The middleware; the routes decide what an admitted request may see and do.
 
     count: receives the status of every answer. refuse: makes the answer to a request that was
-    refused. prepare: fetches from other processes what an admitted request may need.
+    refused.
     """
 
     app: ASGIApp = field(kw_only=False)
@@ -230,7 +266,7 @@ class Guard:
     basic_auth: BasicAuth | None
     count: Callable[[int], None]
     refuse: Callable[[HTTPConnection, HttpError], Response]
-    prepare: Prepare | None
+    peers: Peers | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = HTTPConnection(scope)
@@ -248,8 +284,8 @@ class Guard:
 
         try:
             await self._admit(request)
-            if self.prepare is not None and request.url.path not in self.access.open:
-                await self.prepare()
+            if self.peers is not None and request.url.path not in self.access.open:
+                await self.peers.prepare()
             await self.app(scope, receive, watched)
         except HttpError as error:
             await self.refuse(request, error)(scope, receive, watched)
@@ -263,7 +299,7 @@ class Guard:
 
     async def _admit(self, request: HTTPConnection) -> None:
         """Leave the caller's rights in the request's state. Raises HttpError to refuse it."""
-        caller, path = self.access.caller(request), request.url.path
+        caller, path = await self.access.caller(request), request.url.path
         if caller is None and self.basic_auth is not None and path not in (LIVENESS, LOGIN):
             await self.basic_auth.check(request.headers.get("authorization", ""))
             caller = Caller(all_jobs=True)

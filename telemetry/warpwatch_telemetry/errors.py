@@ -20,3 +20,8 @@ class Refused(WarpwatchError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return the type and the text of an error of another library, at most 200 characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")

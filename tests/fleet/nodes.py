@@ -61,7 +61,7 @@ class TestCluster:
             self.cluster.feed(node.address, node.lines(self.now), self.now)
             self.cluster.nodes[node.address].up = True
         self.cluster.drop_waiting()
-        self.changes += self.cluster.judge(self.now)
+        self.changes += self.cluster.evaluate(self.now)
 
     def restart(self, folder: Path, *, forget: bool = False) -> None:
         """Another fleet goes on in the place of this one. forget: agents have kept no lines."""

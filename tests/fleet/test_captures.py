@@ -13,7 +13,7 @@ from warpwatch import protocol
 from warpwatch_capturing.regular import RegularCaptures
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.captures import remote_agents
-from warpwatch_fleet.captures.remote_agents import RemoteAgent, choose, spread
+from warpwatch_fleet.captures.remote_agents import RemoteAgent, RemoteAgents, choose, spread
 from warpwatch_fleet.captures.requests import FleetCaptures, Schedule
 from warpwatch_fleet.config import ScheduleConfig
 from warpwatch_fleet.node import Node
@@ -63,12 +63,10 @@ def test_all_ranks_of_all_nodes_begin_with_one_step_under_one_id(fleet):
     [(0.1, 20, 1.85), (0.001, 1000, 0.9985), (10.0, 4, 25.0), (0.0, 4, 10.0)],
 )
 def test_a_rank_is_late_one_and_a_half_steps_before_the_start(fleet, step_s, ahead, wait_s):
-    link: Any = object()
+    link: Any = lambda target: None  # noqa: E731
     at = fleet.clock.monotonic()
-    agent = RemoteAgent(
-        fleet.cluster, Node(Target("gpu-1:9400")), link, TRAIN, (0,), lambda work: work.close(),
-        fleet.clock.monotonic,
-    )  # fmt: skip
+    agents = RemoteAgents(fleet.cluster, link, lambda work: work.close(), fleet.clock.monotonic)
+    agent = RemoteAgent(agents, Node(Target("gpu-1:9400")), TRAIN, (0,))
     agent.prepare(MANUAL, at)
     agent.answer = Prepared((0,), 3, 412, step_s)
     agent.arm(Capture("20261122T201500-000000", MANUAL, 1000.0, start_step=412 + ahead), 1, at)

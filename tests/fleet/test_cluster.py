@@ -239,7 +239,7 @@ def test_a_job_of_one_node_is_its_agents_to_judge():
     cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
     cluster.nodes[0].say(*(seen(rank) for rank in range(4)))
     cluster.hear()
-    assert not cluster.job().judged
+    assert not cluster.job().is_evaluated
 
 
 def test_the_end_on_each_node_is_the_end_of_the_job_which_is_kept_ten_minutes(two):

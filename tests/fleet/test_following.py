@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -292,26 +292,34 @@ def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_lo
     clock, said = ManualClock(), list[str]()
     # How long each connection lasts; 0: it is refused.
     lasts = iter([0.0] * 6 + [10.0, 10.1, 0.0])
+    cluster = Cluster(DetectionConfig(), AnomaliesConfig())
 
-    async def follow() -> None:
-        after_s = next(lasts, None)
-        if after_s is None:
-            raise asyncio.CancelledError
-        if after_s == 0.0:
-            raise AgentError("refused") if len(said) % 2 else RuntimeError("a fault of ours")
-        clock.advance(after_s)
+    class PlayedAgents:
+        def link(self, to: Target) -> PlayedAgents:
+            return self
+
+        async def follow(self, cursor: str | None, take: Any) -> None:
+            after_s = next(lasts, None)
+            if after_s is None:
+                raise asyncio.CancelledError
+            if after_s == 0.0:
+                raise AgentError("refused") if len(said) % 2 else RuntimeError("a fault of ours")
+            clock.advance(after_s)
 
     async def sleep(seconds: float) -> None:
+        said.extend(node.reason for node in cluster.nodes.values())
         clock.sleep(seconds)
 
-    def ended() -> None:
-        said.append("ended")
+    async def follow() -> None:
+        targets, agents = Targets(FleetConfig(targets=("gpu-1:9400",))), cast(Any, PlayedAgents())
+        followed = AgentFollower(targets, agents, cluster, clock.monotonic, clock.wall, sleep)
+        await followed.refresh()
+        await asyncio.gather(*followed.tasks, return_exceptions=True)
 
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(source.again_and_again(follow, said.append, ended, clock.monotonic, sleep))
+    asyncio.run(follow())
     assert clock.slept == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 1.0, 2.0]
     ours = "following failed: RuntimeError: a fault of ours"
-    assert said == [ours, "refused"] * 3 + ["ended"] * 2 + [ours]
+    assert said == [ours, "refused"] * 3 + ["the agent has ended the stream"] * 2 + [ours]
 
 
 def test_agents_are_followed_while_they_are_targets_and_of_two_with_one_name_the_first():

@@ -1,4 +1,4 @@
-"""The agent on the bus: publishes its records, and answers the fleet's requests.
+"""The agent on the bus: publishes its records, and replies to the fleet's requests.
 
 It runs in a loop of its own and reads the stream as a follower does: if the bus fails, neither
 a training nor a scrape waits for it.
@@ -138,21 +138,21 @@ class RecordPublisher:
         return [*live, *((partition, line) for partition in own for line in devices)]
 
 
-class BusAnswers:
+class BusReplies:
     """Answers requests as the HTTP API does for a holder of the token: it is the same code."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def answer(self, operation: str, content: bytes) -> bytes:
+    async def reply(self, operation: str, content: bytes) -> bytes:
         """Return the reply: its status in three digits, then its body."""
         method, _, path = operation.partition(".")
         path = bus_messages.name_of(path)
         if method not in ("get", "post") or not _PATH.fullmatch(path):
             return b"404" + b'{"error":{"reason":"not_found","detail":"no such request"}}'
-        return await self._asked(method.upper(), f"/api/v1/{path}", content)
+        return await self._respond(method.upper(), f"/api/v1/{path}", content)
 
-    async def _asked(self, method: str, path: str, content: bytes) -> bytes:
+    async def _respond(self, method: str, path: str, content: bytes) -> bytes:
         # The permissions on the bus decide which clients may send requests.
         peer = Peer("bus", os.getuid(), privileged=True, on_socket=True)
         headers = {b"content-type": b"application/json", b"host": b"bus"}
@@ -200,7 +200,7 @@ class BusAgent:
         self._subject = who.requests
         self._bus = Bus(config, f"agent.{who.token}.{bus_messages.token(node)}")
         self._publisher = RecordPublisher(stream, self._bus, who, version, metrics)
-        self._answers = BusAnswers(app)
+        self._replies = BusReplies(app)
         self._is_closed = False
         self._cancel: Callable[[], object] = lambda: None
 
@@ -221,7 +221,7 @@ class BusAgent:
         self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
         try:
             await self._bus.connect()
-            await self._bus.answer(self._subject, self._answers.answer)
+            await self._bus.serve(self._subject, self._replies.reply)
             while not self._is_closed:
                 with contextlib.suppress(BusError):
                     await self._publisher.advance()

@@ -164,6 +164,4 @@ class JobLeases:
 
     def shown(self, anomalies: Iterable[Anomaly]) -> tuple[Anomaly, ...]:
         """Return the anomalies that are not kept back, under the fleet's ids."""
-        if not (self._kept_back or self._names):
-            return tuple(anomalies)
         return tuple(self._named(one) for one in anomalies if one.id not in self._kept_back)

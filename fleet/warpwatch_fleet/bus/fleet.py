@@ -1,15 +1,16 @@
-"""The fleet as one of several workers: any of them answers for all, by what the others answer."""
+"""The fleet as one of several workers: any of them serves the jobs of all, by their views."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +22,8 @@ from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.fleet import Fleet
 from warpwatch_fleet.source import FleetSource
 from warpwatch_runtime.bus import BusError, check
+from warpwatch_serving.access import Caller
+from warpwatch_serving.answers import HttpError
 from warpwatch_telemetry.bus_messages import WORKERS, pack, partition_of, unpack_bytes
 from warpwatch_telemetry.captures import Capture, CaptureRequest, base_id
 from warpwatch_telemetry.errors import Refused
@@ -28,6 +31,8 @@ from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Requests within this time see the same.
 FRESH_S = 1.0
@@ -39,32 +44,38 @@ _ELSEWHERE = "refused_no_rank"
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """One worker's view of its jobs and nodes. captured: the ids of captures that it ran."""
+    """One worker's view of its jobs and nodes."""
 
     state: State
-    captured: frozenset[str] = frozenset()
-    runs: tuple[RunSummary, ...] = ()
-    detectors: dict[str, tuple[DetectorStatus, ...]] = {}
-    suppressed: tuple[Suppressed, ...] = ()
+    runs: Sequence[RunSummary] = ()
+    detectors: Mapping[str, Sequence[DetectorStatus]] = {}
+    suppressed: Sequence[Suppressed] = ()
 
 
 class WorkerFleet(Fleet):
-    """A fleet with a part of the jobs. The other workers' views are as of ``prepare``."""
+    """A fleet with a part of the jobs. The other workers' views are as of ``prepare``.
+
+    Implements ``serving.access.Peers``.
+    """
 
     def __init__(self, config: FleetFile) -> None:
+        self.site = str(config.bus.url)
         self._views: dict[str, WorkerView] = {}
         self._refreshed_at = float("-inf")
         self._worker: BusSource
         super().__init__(config)
         self.captures.are_shared = True
-        self.captures.is_mine = lambda job: str(partition_of(job)) in self._worker.judged()
+        self.captures.is_mine = lambda job: str(partition_of(job)) in self._worker.evaluated()
 
     def _source_of(self, config: FleetFile) -> FleetSource:
         check(config.bus)
         self._worker = BusSource(
-            config, lambda anomalies: self.push_exporters.know(anomalies), self._answer, self._busy
+            config, lambda anomalies: self.push_exporters.know(anomalies), self._reply, self._busy
         )
         return self._worker
+
+    def _peers(self) -> WorkerFleet:
+        return self
 
     def _busy(self) -> set[int]:
         """Return the partitions of jobs that are being captured."""
@@ -73,7 +84,7 @@ class WorkerFleet(Fleet):
 
     # --- for the other workers ---
 
-    async def _answer(self, operation: str, body: bytes) -> bytes:
+    async def _reply(self, operation: str, body: bytes) -> bytes:
         if operation == "view":
             return await asyncio.to_thread(self._own_view)
         if operation == "capture":
@@ -89,18 +100,8 @@ class WorkerFleet(Fleet):
         return b"404{}"
 
     def _own_view(self) -> bytes:
-        detectors, suppressed = super().detector_statuses()
-        view = WorkerView(
-            super().state(),
-            self._captured(),
-            tuple(super().run_summaries()),
-            {kind: tuple(readings) for kind, readings in detectors.items()},
-            tuple(suppressed),
-        )
+        view = WorkerView(super().state(), super().run_summaries(), *super().detector_statuses())
         return pack(msgspec.msgpack.encode(view))
-
-    def _captured(self) -> frozenset[str]:
-        return frozenset(one.id for one in self.captures.service.captures())
 
     def _own_file(self, capture_id: str, name: str, owner: str | None) -> bytes:
         found = super().capture_file(capture_id, name, owner)
@@ -111,55 +112,78 @@ class WorkerFleet(Fleet):
     # --- from the other workers ---
 
     async def prepare(self) -> None:
-        """Ask all workers for their views. The last view of one that does not answer stays."""
-        loop, now = self._worker.links.loop, time.monotonic()
-        if loop is None or now - self._refreshed_at < FRESH_S:
+        """Request the views of all workers. If one does not reply, its last view stays."""
+        now = time.monotonic()
+        if now - self._refreshed_at < FRESH_S:
             return
         self._refreshed_at = now
-        asked = asyncio.run_coroutine_threadsafe(self._ask_all("view", b"", VIEW_S), loop)
-        replies = await asyncio.wrap_future(asked)
-        self._views = await asyncio.to_thread(_decode_views, replies, self._views)
+        with contextlib.suppress(BusError):
+            running = self._worker.links.run(lambda: self._request_all("view", b"", VIEW_S))
+            replies = await asyncio.wrap_future(running)
+            self._views = await asyncio.to_thread(_decode_views, replies, self._views)
 
-    async def _ask_all(self, operation: str, body: bytes, timeout_s: float) -> dict[str, bytes]:
-        """Return the reply of each live worker; of one that does not answer it is empty."""
+    async def _request_all(self, operation: str, body: bytes, timeout_s: float) -> dict[str, bytes]:
+        """Return the reply of each live worker, empty if there is none."""
 
-        async def ask(worker: str) -> tuple[str, bytes]:
+        async def request(worker: str) -> tuple[str, bytes]:
             try:
                 subject = f"{WORKERS}.{worker}.{operation}"
-                return worker, await self._worker.bus.ask(subject, body, timeout_s)
+                return worker, await self._worker.bus.request(subject, body, timeout_s)
             except BusError as error:
-                logger.warning("worker %s does not answer: %s", worker, error)
+                logger.warning("worker %s does not reply: %s", worker, error)
                 return worker, b""
 
-        return dict(await asyncio.gather(*map(ask, self._worker.shares.others())))
+        return dict(await asyncio.gather(*map(request, self._worker.shares.others())))
 
     def _replies(self, operation: str, body: object) -> list[bytes]:
         """Return the replies of the other workers, in another thread than their loop's."""
-        loop = self._worker.links.loop
-        if loop is None:
-            raise Refused("failed", "the fleet is starting")
-        work = self._ask_all(operation, msgspec.json.encode(body), CAPTURE_S)
-        return list(filter(None, asyncio.run_coroutine_threadsafe(work, loop).result().values()))
+        content = msgspec.json.encode(body)
+        try:
+            asked = self._worker.links.run(lambda: self._request_all(operation, content, CAPTURE_S))
+            return list(filter(None, asked.result().values()))
+        except BusError as error:
+            raise Refused("failed", str(error)) from error
 
-    # --- what HTTP asks ---
+    # --- sessions of browsers ---
+
+    async def session(self, name: str) -> Caller | None:
+        found = await self._checked(lambda: self._worker.sessions.get(name))
+        return None if found is None else msgspec.json.decode(found[0], type=Caller)
+
+    async def keep_session(self, name: str, caller: Caller | None) -> None:
+        if caller is None:
+            await self._checked(lambda: self._worker.sessions.remove(name))
+        else:
+            content = msgspec.json.encode(caller)
+            await self._checked(lambda: self._worker.sessions.put(name, content))
+
+    async def _checked(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do the work in the loop of the bus. Raises HttpError if the bus is away."""
+        try:
+            return await asyncio.wrap_future(self._worker.links.run(work))
+        except BusError as error:
+            detail = f"no session can be checked: {error}; use the token or the socket"
+            raise HttpError(503, "bus_away", detail) from error
+
+    # --- requests over HTTP ---
 
     def state(self) -> State:
         """Return the states of all workers as one."""
-        own = WorkerView(super().state(), self._captured())
-        views = [own, *self._views.values()]
+        own = super().state()
+        states = [own, *(view.state for view in self._views.values())]
 
         def all_of(name: str) -> tuple[Any, ...]:
-            return tuple(one for view in views for one in getattr(view.state, name))
+            return tuple(one for state in states for one in getattr(state, name))
 
         return replace(
-            own.state,
+            own,
             devices=all_of("devices"),
             sources=all_of("sources"),
             ranks=all_of("ranks"),
             jobs=all_of("jobs"),
             decisions=all_of("decisions"),
             anomalies=tuple(sorted(all_of("anomalies"), key=lambda one: one.time)),
-            captures=_captures(views),
+            captures=_captures(all_of("captures")),
         )
 
     def run_summaries(self) -> Sequence[RunSummary]:
@@ -174,11 +198,10 @@ class WorkerFleet(Fleet):
     ) -> tuple[Mapping[str, Sequence[DetectorStatus]], Sequence[Suppressed]]:
         detectors, suppressed = super().detector_statuses()
         joined = {kind: list(readings) for kind, readings in detectors.items()}
-        for view in self._views.values():
-            for kind, readings in view.detectors.items():
-                joined.setdefault(kind, []).extend(readings)
-            suppressed = [*suppressed, *view.suppressed]
-        return joined, suppressed
+        views = self._views.values()
+        for kind, readings in (one for view in views for one in view.detectors.items()):
+            joined.setdefault(kind, []).extend(readings)
+        return joined, [*suppressed, *(one for view in views for one in view.suppressed)]
 
     def request_capture(self, request: CaptureRequest) -> Capture:
         """Start a capture at the worker that evaluates the job."""
@@ -208,15 +231,10 @@ class WorkerFleet(Fleet):
         return found
 
 
-def _captures(views: Sequence[WorkerView]) -> tuple[Capture, ...]:
-    """Return all captures. A worker that ran one knows more of it than those with its agents."""
-    ran = frozenset[str]().union(*(view.captured for view in views))
-    found = {
-        one.id: one
-        for view in views
-        for one in view.state.captures
-        if one.id in view.captured or base_id(one.id) not in ran
-    }
+def _captures(shown: Sequence[Capture]) -> tuple[Capture, ...]:
+    """Return all captures. A worker that ran one knows more of it than its agents report."""
+    ran = {one.id for one in shown if not one.of_fleet}
+    found = {one.id: one for one in shown if not one.of_fleet or base_id(one.id) not in ran}
     return tuple(sorted(found.values(), key=lambda one: one.time))
 
 

@@ -43,7 +43,7 @@ from warpwatch_telemetry.jobs import JobId
 
 logger = logging.getLogger(__name__)
 
-JUDGE_INTERVAL_S = 0.5
+EVALUATE_INTERVAL_S = 0.5
 # The next worker repeats a change if this one dies so soon after its commit.
 PENDING_S = 60.0
 # A worker that hands the partition over has acted on older changes.
@@ -113,11 +113,10 @@ class Partition:
         self._stored: dict[JobId, StoredJob] = {}
         # The time that the stream has reached, and the time of the next evaluation.
         self.time = 0.0
-        self._judge_at = 0.0
+        self._evaluate_at = 0.0
         self._started_at = wall()
-        self._batches: dict[str, BatchId] = {}
-        # By address: when the last batch of each node came.
-        self._received_at: dict[str, float] = {}
+        # By address: the last batch of each node, and when it came.
+        self._received: dict[str, tuple[BatchId, float]] = {}
         self._busy = asyncio.Lock()
         self._is_closed = False
         self._uncommitted: list[Change] = []
@@ -150,7 +149,7 @@ class Partition:
         with self._cluster.lock:
             self._is_closed = True
             self._cluster.remove_partition(self.number)
-            for address in self._received_at:
+            for address in self._received:
                 self._cluster.remove_node(address)
             for change in self._uncommitted:
                 self._cluster.uncommitted.pop(change.anomaly.id, None)
@@ -176,14 +175,14 @@ class Partition:
             node = self._node(who, of_node)
             if node is not None and self._is_new(node.target.address, batch):
                 self._feed(node, message.content, message.at)
-            if self.time >= self._judge_at:
-                self._judge_at = self.time + JUDGE_INTERVAL_S
-                self._judge()
+            if self.time >= self._evaluate_at:
+                self._evaluate_at = self.time + EVALUATE_INTERVAL_S
+                self._evaluate()
 
     def _node(self, who: Publisher, of_node: bool) -> Node | None:
         target = target_of(who, None if of_node else self.number)
         node = self._cluster.nodes.get(target.address)
-        if node is None and len(self._received_at) >= MAX_TARGETS:
+        if node is None and len(self._received) >= MAX_TARGETS:
             self._cluster.refused["too_many_agents"] += 1
             return None
         try:
@@ -193,10 +192,10 @@ class Partition:
             return None
 
     def _is_new(self, address: str, batch: BatchId) -> bool:
-        last = self._batches.get(address)
+        last, _ = self._received.get(address, (None, 0.0))
         if last is not None and last.boot == batch.boot and batch.number <= last.number:
             return False
-        self._batches[address] = batch
+        self._received[address] = batch, self._monotonic()
         return True
 
     def _feed(self, node: Node, content: bytes, at: float) -> None:
@@ -210,10 +209,9 @@ class Partition:
         except AgentError:
             node.refused["other_node"] += 1
         node.up, node.reason = True, ""
-        self._received_at[node.target.address] = self._monotonic()
 
-    def _judge(self) -> None:
-        for change in self._cluster.judge(self.time, self.number):
+    def _evaluate(self) -> None:
+        for change in self._cluster.evaluate(self.time, self.number):
             if change.what == "updated":
                 self._updated.append(change)
             else:
@@ -257,25 +255,22 @@ class Partition:
 
     def _forget_jobs(self) -> bool:
         """Forget the states of jobs that have ended or sent no records for long."""
-        count, live = len(self._stored), self._cluster.jobs_of(self.number)
-        ended, self._cluster.forgotten = self._cluster.forgotten, []
-        for job in ended:
-            if partition_of(job) == self.number:
-                self._stored.pop(job, None)
-            else:
-                self._cluster.forgotten.append(job)
-        oldest = self.time - JOB_KEPT_S
-        for job, stored in list(self._stored.items()):
-            if job not in live and stored.time < oldest:
-                del self._stored[job]
-        return len(self._stored) < count
+        before, live = self._stored, self._cluster.jobs_of(self.number)
+        forgotten, oldest = set(self._cluster.forgotten), self.time - JOB_KEPT_S
+        self._cluster.forgotten = [one for one in forgotten if partition_of(one) != self.number]
+        self._stored = {
+            job: stored
+            for job, stored in before.items()
+            if job not in forgotten and (job in live or stored.time >= oldest)
+        }
+        return len(self._stored) < len(before)
 
     def _forget_silent(self) -> None:
         now = self._monotonic()
-        for address, at in list(self._received_at.items()):
+        for address, (_, at) in list(self._received.items()):
             node = self._cluster.nodes[address]
             if now - at > NODE_KEPT_S:
-                del self._received_at[address], self._batches[address]
+                del self._received[address]
                 self._cluster.remove_node(address)
             elif now - at > SILENT_S:
                 node.up, node.reason = False, f"no record of it for {SILENT_S:.0f} s"
@@ -292,7 +287,7 @@ class Partition:
 
     async def _save(self, job: SavedJob) -> None:
         """Write the state of a job under other keys than the state before. Raises BusError."""
-        content = pack(msgspec.msgpack.encode(job))
+        content = await asyncio.to_thread(lambda: pack(msgspec.msgpack.encode(job)))
         digest = hashlib.sha256("\0".join(job.id).encode(errors="replace")).hexdigest()[:24]
         key = f"{self.number}.{digest}.{self._writer}.0"
         before = self._stored.get(job.id)

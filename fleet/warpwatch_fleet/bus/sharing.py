@@ -67,13 +67,15 @@ class PartitionLeases:
 
     async def renew(self, partition: int) -> bool:
         """Return whether it is still this worker's; one that has expired may be had again."""
+        if partition not in self._revisions:
+            return True  # it was released meanwhile
         try:
             await self._write(partition, self._revisions[partition])
         except ConflictError:
             found = await self._bucket.get(_key(partition))
             if found is None:
                 return await self.acquire(partition)
-            # The answer to the last renewal may have been lost.
+            # The reply to the last renewal may have been lost.
             if found[0] != self._worker:
                 self.drop(partition)
                 return False

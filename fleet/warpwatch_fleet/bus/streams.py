@@ -10,10 +10,12 @@ import json
 from typing import Any
 
 from warpwatch_runtime.bus import Bus, BusError
+from warpwatch_serving.access import SESSION_S
 from warpwatch_telemetry.bus_messages import MAX_MESSAGE_BYTES, NODES, RECORDS, STREAM
 
 LEASES = "warpwatch-leases"
 STATES = "warpwatch-state"
+SESSIONS = "warpwatch-sessions"
 LEASE_S = 15.0
 # A later worker starts with the records of this time.
 RECORDS_S = 600.0
@@ -52,6 +54,8 @@ DEFINITIONS: tuple[dict[str, Any], ...] = (
     | {"discard": "old", "max_msgs_per_subject": -1},
     _bucket(LEASES, LEASE_S, 2**20),
     _bucket(STATES, STATE_S, MAX_STATE_BYTES),
+    # About 5,000 sessions; for one more, the oldest goes.
+    _bucket(SESSIONS, SESSION_S, 2**20) | {"discard": "old"},
 )
 
 
@@ -60,8 +64,8 @@ async def create(bus: Bus, replicas: int = 1) -> None:
     for definition in DEFINITIONS:
         wanted = json.dumps(definition | {"num_replicas": replicas}).encode()
         for verb in ("CREATE", "UPDATE"):
-            answer = await bus.ask(f"$JS.API.STREAM.{verb}.{definition['name']}", wanted)
-            error = json.loads(answer).get("error")
+            reply = await bus.request(f"$JS.API.STREAM.{verb}.{definition['name']}", wanted)
+            error = json.loads(reply).get("error")
             # Another definition has this name.
             if error is None or (verb, error.get("err_code")) != ("CREATE", 10058):
                 break

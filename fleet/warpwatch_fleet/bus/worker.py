@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 import time
@@ -20,10 +21,10 @@ from warpwatch_fleet.bus.sharing import (
     PartitionLeases,
     Shares,
 )
-from warpwatch_fleet.bus.streams import LEASES, STATES
+from warpwatch_fleet.bus.streams import LEASES, SESSIONS, STATES
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
-from warpwatch_fleet.source import Round
+from warpwatch_fleet.source import FleetSource
 from warpwatch_runtime.bus import Bucket, Bus, BusError, ConflictError, StreamMessage, StreamReader
 from warpwatch_runtime.log_output import Complaint
 from warpwatch_telemetry.anomalies import Anomaly
@@ -38,44 +39,50 @@ MAX_TAKEN_AT_ONCE = 16
 FORGETTING = 0.8
 _HELLO = f"{WORKERS}.hello"
 
-Answer = Callable[[str, bytes], Awaitable[bytes]]
+Reply = Callable[[str, bytes], Awaitable[bytes]]
 
 
-class BusSource:
-    """Implements ``source.FleetSource``.
+class BusSource(FleetSource):
+    """The records of this worker's partitions.
 
-    remember: receives the anomalies that earlier workers have reported. answer: replies to other
-    workers. busy: returns the partitions that should stay here for now.
+    remember: receives the anomalies that earlier workers have reported. reply: returns the replies
+    to other workers. busy: returns the partitions that should stay here for now.
     """
 
     partitions = PARTITIONS
+    links: BusLinks
 
     def __init__(
         self,
         config: FleetFile,
         remember: Callable[[Sequence[Anomaly]], None],
-        answer: Answer | None = None,
+        reply: Reply | None = None,
         busy: Callable[[], set[int]] = set,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker = secrets.token_hex(6)
         self.bus = Bus(config.bus, f"fleet.{self.worker}")
+        # A connection of its own: leases do not wait behind records that are read again.
+        self._records = Bus(config.bus, f"fleet.{self.worker}.records")
         self.links = BusLinks(self.bus)
         self.view = Cluster(config.detection, config.anomalies)
-        self.rounds: tuple[Round, ...] = (
-            (RENEW_INTERVAL_S, self._renew), (SHARE_INTERVAL_S, self._share),
+        self.rounds = (
+            (RENEW_INTERVAL_S, self._renew), (RENEW_INTERVAL_S, self._check),
+            (SHARE_INTERVAL_S, self._share),
         )  # fmt: skip
         self.shares = Shares(self.worker, monotonic)
         self._url = config.bus.url
         self._remember = remember
-        self._answer = answer
+        self._reply = reply
         self._busy = busy
         self._monotonic = monotonic
         self._leases: PartitionLeases
+        self.sessions: Bucket
         self._states: Bucket
-        # The numbers of ``add_up`` lie with the leases: they last as long.
+        # The results of ``alone`` lie with the leases: they last as long.
         self._counts: Bucket
         self._held: dict[int, Partition] = {}
+        self._resuming: set[int] = set()
         # The partitions whose lease was uncertain for a while: they are read anew from their head.
         self._stale: set[int] = set()
         # Changes on which earlier workers may not have acted.
@@ -86,22 +93,21 @@ class BusSource:
     def missing(self) -> tuple[str, ...]:
         if not self.bus.is_connected:
             return (f"the bus {self._url} is away",)
-        unassigned = sorted(self.shares.unassigned(self._held))
-        if not unassigned:
-            return ()
-        return (f"no worker has the partitions {', '.join(map(str, unassigned))}",)
+        unassigned = ", ".join(map(str, sorted(self.shares.unassigned(self._held))))
+        return (f"no worker has the partitions {unassigned}",) if unassigned else ()
 
-    def judged(self) -> dict[str, float]:
+    def evaluated(self) -> dict[str, float]:
         return {str(number): 1.0 for number in list(self._held)}
 
     async def start(self) -> None:
         """Connect, and wait until there are stream and buckets."""
-        self.links.loop = asyncio.get_running_loop()
         await self.bus.connect()
+        await self._records.connect()
         while True:
             try:
                 self._counts = await self.bus.bucket(LEASES)
                 self._states = await self.bus.bucket(STATES)
+                self.sessions = await self.bus.bucket(SESSIONS)
                 break
             except BusError as error:
                 self._complaint.make(
@@ -109,11 +115,12 @@ class BusSource:
                     error,
                 )
                 await asyncio.sleep(SHARE_INTERVAL_S)
+        self.links.loop = asyncio.get_running_loop()
         self._leases = PartitionLeases(self._counts, self.worker, self._monotonic)
         self.shares = Shares(self.worker, self._monotonic)
         await self.bus.listen(_HELLO, self._receive)
-        if self._answer is not None:
-            await self.bus.answer(f"{WORKERS}.{self.worker}", self._answer)
+        if self._reply is not None:
+            await self.bus.serve(f"{WORKERS}.{self.worker}", self._reply)
 
     def _receive(self, content: bytes) -> None:
         try:
@@ -124,23 +131,31 @@ class BusSource:
     # --- leases ---
 
     async def _renew(self) -> None:
-        await asyncio.gather(*(self._renew_one(number) for number in list(self._held)))
+        """Renew all leases, and do nothing else: no partition delays the lease of another."""
+        await asyncio.gather(*map(self._renew_one, [*self._held, *self._resuming]))
 
     async def _renew_one(self, number: int) -> None:
         try:
             if not await self._leases.renew(number):
                 logger.warning("partition %d is another worker's now", number)
                 await self._lose(number)
-            elif number in self._stale:
-                await self._lose(number)
-                await self._begin(number)
-            else:
-                for reader in self._held[number].readers:
-                    await reader.check()
-        except ConflictError:
-            await self._lose(number)
         except BusError as error:
             self._complaint.make("partitions are kept as they are: %s", error)
+
+    async def _check(self) -> None:
+        await asyncio.gather(*map(self._check_one, list(self._held)))
+
+    async def _check_one(self, number: int) -> None:
+        """Read a stale partition anew, or start readers that do not read."""
+        try:
+            if number in self._stale and self._leases.is_certain(number):
+                await self._lose(number)
+                await self._resume(number)
+            elif number in self._held:
+                for reader in self._held[number].readers:
+                    await reader.check()
+        except BusError as error:
+            self._complaint.make("partition %d cannot be read: %s", number, error)
 
     async def _share(self) -> None:
         for partition in self._held.values():
@@ -154,22 +169,22 @@ class BusSource:
                 await self._give(number)
             wanted = self.shares.to_take(own)[:MAX_TAKEN_AT_ONCE]
             acquired = await asyncio.gather(*map(self._leases.acquire, wanted))
-            for number, is_acquired in zip(wanted, acquired, strict=True):
-                if is_acquired:
-                    await self._begin(number)
+            await asyncio.gather(*map(self._resume, itertools.compress(wanted, acquired)))
         except BusError as error:
             self._complaint.make("partitions are not shared now: %s", error)
 
-    async def _begin(self, number: int) -> None:
-        """Continue from the partition's head. Raises BusError."""
+    async def _resume(self, number: int) -> None:
+        """Continue from the partition's head, or let the lease expire. Raises BusError."""
         self._stale.discard(number)
         partition = Partition(number, self.view, self._states, self.worker, self._monotonic)
+        self._resuming.add(number)
         try:
             reported, pending = await partition.resume()
-        except BusError:
-            self._leases.drop(number)
-            raise
-        await asyncio.to_thread(self._remember, reported)
+            await asyncio.to_thread(self._remember, reported)
+        finally:
+            self._resuming.discard(number)
+        if not self._leases.is_certain(number):
+            return
         partition.load = self.shares.load_of(number)
         self._pending += pending
 
@@ -181,13 +196,11 @@ class BusSource:
 
         since = partition.read_since
         partition.readers = [
-            StreamReader(self.bus, STREAM, f"{kind}.{number}.>", since, receive)
+            StreamReader(self._records, STREAM, f"{kind}.{number}.>", since, receive)
             for kind in (RECORDS, NODES)
         ]
-        # If a reader does not start, ``check`` starts it.
         self._held[number] = partition
-        for reader in partition.readers:
-            await reader.start()
+        await self._check_one(number)
 
     async def _give(self, number: int) -> None:
         """Hand a partition over, with the states of all of its jobs."""
@@ -209,7 +222,7 @@ class BusSource:
 
     # --- changes ---
 
-    async def judge(self) -> list[Change]:
+    async def evaluate(self) -> list[Change]:
         """Commit the changes of all partitions, and return them."""
         with self.view.lock:
             self.view.drop_waiting()
@@ -231,17 +244,17 @@ class BusSource:
             self._complaint.make("changes of anomalies wait for the bus: %s", error)
         return []
 
-    async def alone(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def alone(self, work: Callable[[int], Awaitable[int]]) -> None:
+        async def counted() -> None:
+            found = [await self._counts.get(f"count.{one}") for one in self.shares.others()]
+            count = await work(sum(int(one[0]) for one in found if one is not None))
+            await self._counts.put(f"count.{self.worker}", b"%d" % count)
+
         try:
             if self._held:
-                await self._leases.alone(work)
+                await self._leases.alone(counted)
         except BusError as error:
             self._complaint.make("work of one worker at a time waits for the bus: %s", error)
-
-    async def add_up(self, count: int) -> int:
-        await self._counts.put(f"count.{self.worker}", b"%d" % count)
-        found = [await self._counts.get(f"count.{one}") for one in self.shares.others()]
-        return count + sum(int(one[0]) for one in found if one is not None)
 
     async def close(self) -> None:
         for number in list(self._held):
@@ -249,4 +262,5 @@ class BusSource:
                 await asyncio.wait_for(self._give(number), 1.0)
             except (BusError, TimeoutError) as error:
                 logger.warning("the lease of partition %d is left to expire: %s", number, error)
+        await self._records.close()
         await self.bus.close()

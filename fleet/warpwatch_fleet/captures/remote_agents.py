@@ -72,33 +72,33 @@ class RemoteAgents:
         start: Start,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cluster = cluster
-        self._link = link
-        self._start = start
-        self._monotonic = monotonic
+        self.cluster = cluster
+        self.link = link
+        self.start = start
+        self.monotonic = monotonic
 
     def jobs(self) -> Iterable[LiveJob]:
-        with self._cluster.lock:
+        with self.cluster.lock:
             return [
                 LiveJob(job.id, job.live_ranks().keys(), job.world_size)
-                for job in self._cluster.jobs.values()
+                for job in self.cluster.jobs.values()
             ]
 
     def choose(self, job: LiveJob, request: CaptureRequest) -> Collection[int]:
         """Return all ranks for stacks, which cost almost nothing; else some."""
         if request.kind not in STEP_KINDS:
             return job.ranks
-        with self._cluster.lock:
-            found = self._cluster.jobs[job.id]
-            active = [one for one in self._cluster.anomalies() if one.end_time is None]
+        with self.cluster.lock:
+            found = self.cluster.jobs[job.id]
+            active = [one for one in self.cluster.anomalies() if one.end_time is None]
             named = [one.rank for one in active if one.job_id in found.names()]
             return choose(found.computing_ranks(), [rank for rank in named if rank is not None])
 
     def of(
         self, job: LiveJob, numbers: Collection[int], request: CaptureRequest
     ) -> Sequence[RemoteAgent]:
-        with self._cluster.lock:
-            found = self._cluster.jobs[job.id]
+        with self.cluster.lock:
+            found = self.cluster.jobs[job.id]
             live = found.live_ranks()
             on_node: dict[str, list[int]] = {}
             for number in sorted(numbers):
@@ -109,11 +109,10 @@ class RemoteAgents:
             ]
 
     def _agent(self, address: str, job: JobId, numbers: Sequence[int]) -> RemoteAgent:
-        node = self._cluster.nodes.get(address)
+        node = self.cluster.nodes.get(address)
         if node is None:
             raise Refused("refused_no_rank", f"{address} is no longer a target of the fleet")
-        link = self._link(node.target)
-        agent = RemoteAgent(self._cluster, node, link, job, numbers, self._start, self._monotonic)
+        agent = RemoteAgent(self, node, job, numbers)
         if not node.up:
             agent.lose(f"cannot be followed: {node.reason}")
         return agent
@@ -128,30 +127,21 @@ class RemoteAgent(Participant):
     reach = Reach(MARGIN_S, MARGIN_STEPS, PAUSE_S)
 
     def __init__(
-        self,
-        cluster: Cluster,
-        node: Node,
-        link: AgentLink,
-        job: JobId,
-        numbers: Iterable[int],
-        start: Start,
-        monotonic: Callable[[], float] = time.monotonic,
+        self, agents: RemoteAgents, node: Node, job: JobId, numbers: Iterable[int]
     ) -> None:
         super().__init__(numbers)
         self.fetches = MAX_FETCHES
         self.node, self.target = node.name, node.target
-        self.link = link
+        self.link = agents.link(node.target)
         self.reported: Capture | None = None
-        self._cluster = cluster
+        self._agents = agents
         self._job = job
-        self._start = start
-        self._monotonic = monotonic
         self._kind = ""
         # The capture's name on the node: another attempt is another capture there.
         self._name = ""
         self._ready = Prepared(())
         self._asked_at = 0.0
-        self._deadline = monotonic() + MAX_S
+        self._deadline = agents.monotonic() + MAX_S
         self._silent_since: float | None = None
         self._show()
 
@@ -204,7 +194,7 @@ class RemoteAgent(Participant):
 
     def _ask(self, path: str, body: Mapping[str, Any]) -> None:
         self.is_awaited, self.answer = True, None
-        self._start(self._request(path, body))
+        self._agents.start(self._request(path, body))
 
     async def _request(self, path: str, body: Mapping[str, Any]) -> None:
         answer: Prepared | Exception | None = None
@@ -228,8 +218,8 @@ class RemoteAgent(Participant):
 
     def poll(self, name: str) -> str:
         """Read the newest state of the agent's capture. Return why there may be a newer one."""
-        with self._cluster.lock:
-            node = self._cluster.nodes.get(self.target.address)
+        with self._agents.cluster.lock:
+            node = self._agents.cluster.nodes.get(self.target.address)
             if node is None:
                 return "no longer a target of the fleet"
             self.reported = node.captures.get(name, self.reported)
@@ -303,11 +293,11 @@ class RemoteAgent(Participant):
         return store.unread(rank, why)
 
     def _get(self, capture_id: str, name: str, path: Path) -> None:
-        content, deadline = b"", self._monotonic() + FETCH_TIMEOUT_S
+        content, deadline = b"", self._agents.monotonic() + FETCH_TIMEOUT_S
         try:
             for chunk in self.link.download(f"captures/{capture_id}/{name}"):
                 content += chunk
-                if len(content) > MAX_BYTES or self._monotonic() > deadline:
+                if len(content) > MAX_BYTES or self._agents.monotonic() > deadline:
                     raise FetchError(f"more than {MAX_BYTES} bytes or {FETCH_TIMEOUT_S:g} s")
         except AgentError as error:
             raise FetchError(str(error)) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -197,10 +197,7 @@ class _NodeList(msgspec.Struct):
 
 
 class Taints:
-    """The taints of nodes. Call ``advance`` after that of the conditions. events: None for none.
-
-    add_up: returns the sum of the last numbers of all processes of the fleet, given the own one.
-    """
+    """The taints of nodes. Call ``advance`` after that of the conditions. events: None for none."""
 
     def __init__(
         self,
@@ -208,38 +205,40 @@ class Taints:
         config: KubernetesConfig,
         conditions: Conditions,
         events: EventPublisher | None,
-        add_up: Callable[[int], Awaitable[int]],
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._api = api
         self._config = config
         self._conditions = conditions
         self._events = events
-        self._add_up = add_up
         self._wall = wall
         # In a dry run, the nodes that would be tainted. By node: the last report.
         self._would: set[str] = set()
         self._last_events: dict[str, str] = {}
 
-    async def advance(self) -> None:
-        """Set and remove taints. Raises KubernetesError."""
+    async def advance(self, of_others: int) -> int:
+        """Set and remove taints. Raises KubernetesError.
+
+        Return how many nodes would be tainted in a dry run; of_others: such nodes of other workers.
+        """
         wanted = self._conditions.wanted()
         marked = await self._marked()
-        tainted = {name for name, node in marked.items() if _is_tainted(node)}
+        keys = {name: node["spec"].get("taints") or () for name, node in marked.items()}
+        tainted = {name for name, own in keys.items() if KEY in [one["key"] for one in own]}
         for name, node in marked.items():
             if self._is_over(name, wanted.get(name)) and not self._config.dry_run:
                 await self._change(node, None)
                 tainted.discard(name)
                 self._say(name, "Untainted", f"the taint {KEY} is gone: the node is well again")
         self._would = {name for name in self._would if not self._is_over(name, wanted.get(name))}
-        count = len(tainted) + await self._add_up(len(self._would))
+        count = len(tainted) + len(self._would) + of_others
         for name, condition in wanted.items():
             if condition.status != "False" or name in marked.keys() | self._would:
                 continue
             if await self._serve(name, condition, count):
                 count += 1
                 self._would |= {name} if self._config.dry_run else set()
-        await self._add_up(len(self._would))
+        return len(self._would)
 
     async def _marked(self) -> dict[str, Object]:
         """Return the nodes that a fleet has tainted, by name."""
@@ -289,7 +288,3 @@ class Taints:
         logger.warning("node %s: %s: %s", name, reason, note)
         if self._events is not None:
             self._events.put(name, reason, note, warns=reason != "Untainted")
-
-
-def _is_tainted(node: Object) -> bool:
-    return any(one["key"] == KEY for one in node["spec"].get("taints") or ())

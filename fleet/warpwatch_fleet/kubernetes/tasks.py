@@ -55,7 +55,7 @@ class Kubernetes:
             conditions = Conditions(api, cluster)
             self._add("conditions", conditions.advance)
             if own.taints:
-                taints = Taints(api, own, conditions, events, source.add_up)
+                taints = Taints(api, own, conditions, events)
                 # So that all workers together keep to `max_tainted`.
                 self._add("taints", partial(source.alone, taints.advance))
         if events is not None:

@@ -168,7 +168,7 @@ class Login:
 
     async def make_link(self, request: Request) -> Response:
         """A link to the web page for the user who asks, valid once and for a minute."""
-        key = self._access.links.issue(self._access.check_link(request))
+        key = await self._access.links.issue(self._access.check_link(request))
         path = f"{rights.LOGIN}?{urlencode({'key': key})}"
         return json_answer(SessionLink(path, rights.LINK_S, request.app.state.url), 201)
 
@@ -177,8 +177,10 @@ class Login:
         key = filters(request, LoginFilters).key
         if key is None:
             return self._page(request, 200)
-        caller = self._access.links.end(key)
-        return self._page(request, 401, _USED) if caller is None else self._start(request, caller)
+        caller = await self._access.links.end(key)
+        if caller is None:
+            return self._page(request, 401, _USED)
+        return await self._start(request, caller)
 
     async def log_in(self, request: Request) -> Response:
         """The start of a session with the token that the form of the login page sends."""
@@ -186,11 +188,11 @@ class Login:
         token = form.get("token", [""])[0]
         if not rights.has_own_origin(request) or not self._access.is_token(token):
             return self._page(request, 401, _WRONG_TOKEN)
-        return self._start(request, rights.HOLDER_OF_TOKEN)
+        return await self._start(request, rights.HOLDER_OF_TOKEN)
 
     async def log_out(self, request: Request) -> Response:
         """The end of the session."""
-        self._access.sessions.end(request.cookies.get(self._access.cookie, ""))
+        await self._access.sessions.end(request.cookies.get(self._access.cookie, ""))
         return self._redirect(request, rights.LOGIN, "", 0)
 
     def refuse(self, request: HTTPConnection, error: HttpError) -> Response:
@@ -199,8 +201,9 @@ class Login:
             return self._page(request, 401, headers=error.headers)
         return error.answer()
 
-    def _start(self, request: Request, caller: Caller) -> Response:
-        return self._redirect(request, "/", self._access.sessions.issue(caller), rights.SESSION_S)
+    async def _start(self, request: Request, caller: Caller) -> Response:
+        key = await self._access.sessions.issue(caller)
+        return self._redirect(request, "/", key, rights.SESSION_S)
 
     def _redirect(self, request: Request, path: str, key: str, lasts_s: float) -> Response:
         tls = request.url.scheme == "https"

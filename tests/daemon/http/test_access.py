@@ -1,5 +1,6 @@
 """The rights of requests: by socket, session, token or password; and users at the socket."""
 
+import asyncio
 import base64
 import json
 import os
@@ -129,26 +130,56 @@ def test_a_link_lasts_a_minute_and_a_session_twelve_hours() -> None:
     clock, user = ManualClock(), Caller(1000)
     ports = (Access(HttpConfig(listen=f":{port}"), clock.monotonic) for port in (9400, 9401))
     access, other = ports
-    late, used = access.links.issue(user), access.links.issue(user)
-    clock.advance(59)
-    assert [access.links.end(used) for _ in range(2)] == [user, None]
-    clock.advance(2)
-    assert access.links.end(late) is None
-    key = access.sessions.issue(user)
-    clock.advance(12 * 3600 - 1)
-    assert access.sessions.find(key) == user
-    clock.advance(2)
-    assert access.sessions.find(key) is None
+
+    async def test() -> None:
+        late, used = await access.links.issue(user), await access.links.issue(user)
+        clock.advance(59)
+        assert [await access.links.end(used) for _ in range(2)] == [user, None]
+        clock.advance(2)
+        assert await access.links.end(late) is None
+        key = await access.sessions.issue(user)
+        clock.advance(12 * 3600 - 1)
+        assert await access.sessions.find(key) == user
+        clock.advance(2)
+        assert await access.sessions.find(key) is None
+
+    asyncio.run(test())
     # Each server of a host has a cookie of its own.
     assert access.cookie != other.cookie
-    assert cookie("x", key, SESSION_S, tls=True).endswith("; Secure")
+    assert cookie("x", "key", SESSION_S, tls=True).endswith("; Secure")
 
 
-def test_one_user_cannot_end_the_sessions_of_another() -> None:
-    keys, me, they = Keys(60, ManualClock().monotonic), Caller(1), Caller(2)
-    mine = keys.issue(me)
-    theirs = [keys.issue(they) for _ in range(17)]
-    assert [keys.find(key) for key in (mine, theirs[0], theirs[16])] == [me, None, they]
+class Shared:
+    """The sessions of several processes, in memory."""
+
+    site = "a fleet"
+
+    def __init__(self) -> None:
+        self._known: dict[str, Caller | None] = {}
+
+    async def prepare(self) -> None:
+        pass
+
+    async def session(self, name: str) -> Caller | None:
+        return self._known.get(name)
+
+    async def keep_session(self, name: str, caller: Caller | None) -> None:
+        self._known[name] = caller
+
+
+@pytest.mark.parametrize("peers", [None, Shared()])
+def test_one_user_cannot_end_the_sessions_of_another(peers: Shared | None) -> None:
+    clock, me, they = ManualClock(), Caller(1), Caller(2)
+    first = Keys(60, clock.monotonic, peers)
+    second = Keys(60, clock.monotonic, peers) if peers else first
+
+    async def test() -> None:
+        mine, theirs = await first.issue(me), [await first.issue(they) for _ in range(17)]
+        found = [await second.find(key) for key in (mine, theirs[0], theirs[16], "")]
+        assert found == [me, None, they, None]
+        assert [await second.end(mine), await first.find(mine)] == [me, None]
+
+    asyncio.run(test())
 
 
 def test_after_a_session_its_cookie_opens_nothing(serve):

@@ -63,7 +63,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 def test_an_agent_speaks_and_answers_for_itself_alone(site, monkeypatch):
     # The server does not answer a refused request.
-    monkeypatch.setattr("warpwatch_runtime.bus.ANSWER_S", 0.3)
+    monkeypatch.setattr("warpwatch_runtime.bus.REPLY_S", 0.3)
 
     async def test() -> None:
         node, tenant = Publisher("gpu-1"), Publisher("pod-1", "ns/own")
@@ -81,13 +81,15 @@ def test_an_agent_speaks_and_answers_for_itself_alone(site, monkeypatch):
             with pytest.raises(BusError):
                 await bus.publish(said.records_subject(5, who), b"", "a-4")
         with pytest.raises(BusError):
-            await agent.ask("$JS.API.STREAM.INFO.WARPWATCH", b"", 0.3)
+            await agent.publish("$KV.warpwatch-sessions.a", b"{}", "a-5")
+        with pytest.raises(BusError):
+            await agent.request("$JS.API.STREAM.INFO.WARPWATCH", b"", 0.3)
 
         async def answer(operation: str, body: bytes) -> bytes:
             return b"x" * 2**20
 
-        await agent.answer(node.requests, answer)
-        await sidecar.answer(tenant.requests, answer)
+        await agent.serve(node.requests, answer)
+        await sidecar.serve(tenant.requests, answer)
         # Neither hears the requests or the replies of others.
         heard: list[bytes] = []
         for subject in (f"{tenant.requests}.>", f"{said.INBOX}.>", "_INBOX.>", "$KV.>"):
@@ -96,7 +98,7 @@ def test_an_agent_speaks_and_answers_for_itself_alone(site, monkeypatch):
         worker = BusSource(config, lambda told: None)
         await worker.start()
         for who in (node, tenant):
-            parts = await worker.bus.ask(f"{who.requests}.get.A", b"", 5.0)
+            parts = await worker.bus.request(f"{who.requests}.get.A", b"", 5.0)
             assert len(parts) == 2**20
         await agent.client.flush()
         assert heard == []
@@ -121,9 +123,13 @@ def test_a_worker_needs_no_other_rights(site):
             await agent.advance()
             for _, one in worker.rounds:
                 await one()
-            await worker.judge()
+            await worker.evaluate()
 
         await until(lambda: "gpu-1" in worker.view.nodes and not worker.missing, work)
+        await worker.sessions.put("a", b"{}")
+        assert (await worker.sessions.get("a") or ())[:1] == (b"{}",)
+        await worker.sessions.remove("a")
+        assert await worker.sessions.get("a") is None
         await worker.close()
         await fabric.close()
 

@@ -16,18 +16,18 @@ from starlette.routing import Route
 from tests.fleet.bus.server import Fabric, NatsServer, until
 from tests.fleet.nodes import NOW, TestNode, seen, step
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.for_fleet.bus import BusAgent, BusAnswers, RecordPublisher
+from warpwatch_daemon.for_fleet.bus import BusAgent, BusReplies, RecordPublisher
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError, BusLinks
 from warpwatch_fleet.bus.partition import target_of
-from warpwatch_fleet.bus.sharing import Greeting, Shares
+from warpwatch_fleet.bus.sharing import RENEW_INTERVAL_S, Greeting, PartitionLeases, Shares
 from warpwatch_fleet.bus.worker import BusSource
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.kubernetes.conditions import Conditions
 from warpwatch_fleet.targets import Target
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.bus import Bus, BusConfig, BusError
+from warpwatch_runtime.bus import Bucket, Bus, BusConfig, BusError, Turns
 from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.jobs import JobId
 
@@ -90,7 +90,7 @@ class Play:
         for worker in workers:
             for _, work in worker.rounds:
                 await work()
-            changes = await worker.judge()
+            changes = await worker.evaluate()
             self.changes[worker.worker] += [one for one in changes if one.what != "updated"]
 
     def found(self, worker: BusSource) -> list[tuple[str, str, str]]:
@@ -120,7 +120,7 @@ def test_an_anomaly_keeps_its_id_when_another_worker_continues(server):
         ((what, kind, ident),) = play.found(first)
         assert (what, kind) == ("opened", "straggler")
         assert first.missing == ()
-        assert len(first.judged()) == 64
+        assert len(first.evaluated()) == 64
         (shown,) = first.view.anomalies()
         assert (shown.id, shown.node, shown.rank) == (ident, play.nodes[1].name, 3)
         await first.close()
@@ -141,10 +141,12 @@ def test_a_worker_that_joins_gets_its_share_and_one_that_ends_gives_it_back(serv
         await until(lambda: not first.missing, lambda: play.round(first))
         second = await play.worker()
         await until(
-            lambda: min(len(second.judged()), len(first.judged())) > 10 and not second.missing,
+            lambda: (
+                min(len(second.evaluated()), len(first.evaluated())) > 10 and not second.missing
+            ),
             lambda: play.round(first, second),
         )
-        assert not first.judged().keys() & second.judged().keys()
+        assert not first.evaluated().keys() & second.evaluated().keys()
         await first.close()
         await until(lambda: not second.missing, lambda: play.round(second))
         await second.close()
@@ -222,6 +224,42 @@ def test_the_load_is_shared(others, own, taken, given):
         assert shares.to_give(own) == given
 
 
+def test_a_backlog_of_messages_delays_no_renewal_and_no_reader():
+    clock, applied = ManualClock(), Counter[int]()
+    turns, uncertain = Turns(clock.monotonic), []
+
+    class Slow:
+        async def put(self, *about: Any) -> int:
+            # A message to the server and its reply take some iterations of the loop.
+            for _ in range(6):
+                await asyncio.sleep(0)
+            return 1
+
+    async def test() -> None:
+        leases = PartitionLeases(cast(Bucket, Slow()), "a", clock.monotonic)
+        await asyncio.gather(*map(leases.acquire, range(64)))
+
+        async def read(number: int) -> None:
+            for _ in range(20):
+                await turns.run(lambda: clock.advance(0.1))
+                applied[number] += 1
+                uncertain.extend([] if leases.is_certain(number) else [number])
+                assert max(applied.values()) <= min(applied.values()) + 2
+
+        async def renew() -> None:
+            while min(applied.values()) < 20:
+                await asyncio.gather(*map(leases.renew, range(64)))
+                until = clock.monotonic() + RENEW_INTERVAL_S
+                while clock.monotonic() < until and min(applied.values()) < 20:
+                    await asyncio.sleep(0)
+
+        applied.update(dict.fromkeys(range(64), 0))
+        await asyncio.gather(renew(), *map(read, range(64)))
+
+    asyncio.run(test())
+    assert uncertain == []
+
+
 def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(server):
     async def test(play: Play) -> None:
         bus = play.agents[0].bus
@@ -230,11 +268,11 @@ def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(server):
         async def answer(operation: str, body: bytes) -> bytes:
             return content if operation == "get.a" else body
 
-        await bus.answer("warpwatch.node.X", answer)
-        assert await bus.ask("warpwatch.node.X.get.a", b"") == content
-        assert await bus.ask("warpwatch.node.X.post", b"body") == b"body"
+        await bus.serve("warpwatch.node.X", answer)
+        assert await bus.request("warpwatch.node.X.get.a", b"") == content
+        assert await bus.request("warpwatch.node.X.post", b"body") == b"body"
         with pytest.raises(BusError, match="nothing answers"):
-            await bus.ask("warpwatch.node.Y.get", b"")
+            await bus.request("warpwatch.node.Y.get", b"")
 
     run(server, "four", test)
 
@@ -251,7 +289,7 @@ def test_an_agent_answers_a_request_for_a_file_as_its_api_does(server, tmp_path)
         links = BusLinks(play.agents[0].bus)
         links.loop = asyncio.get_running_loop()
         who = said.Publisher("gpu-1")
-        await links.bus.answer(who.requests, BusAnswers(app).answer)
+        await links.bus.serve(who.requests, BusReplies(app).reply)
         link = links.link(target_of(who, None))
         found = await asyncio.to_thread(lambda: b"".join(link.download("captures/a/b.gz")))
         assert found == file.read_bytes()
@@ -264,21 +302,23 @@ def test_an_agent_answers_a_request_for_a_file_as_its_api_does(server, tmp_path)
 def test_what_one_worker_does_alone_no_other_does_meanwhile(server):
     async def test(play: Play) -> None:
         first, second = await play.worker(), await play.worker()
-        await until(lambda: first.judged() and second.judged(), lambda: play.round(first, second))
+        await until(
+            lambda: first.evaluated() and second.evaluated(), lambda: play.round(first, second)
+        )
         done: list[str] = []
 
-        async def inner() -> None:
-            done.append("inner")
+        async def inner(of_others: int) -> int:
+            done.append(f"inner {of_others}")
+            return 2
 
-        async def outer() -> None:
+        async def outer(of_others: int) -> int:
             await second.alone(inner)
-            done.append("outer")
+            done.append(f"outer {of_others}")
+            return 3
 
-        await first.alone(outer)
-        assert done == ["outer"]
-        await second.alone(inner)
-        assert done == ["outer", "inner"]
-        assert [await first.add_up(3), await second.add_up(2), await first.add_up(1)] == [3, 5, 3]
+        for worker, what in ((first, outer), (second, inner), (first, outer)):
+            await worker.alone(what)
+        assert done == ["outer 0", "inner 3", "outer 2"]
         for worker in (first, second):
             await worker.close()
 
@@ -299,7 +339,7 @@ def test_all_partitions_of_a_worker_together_keep_to_the_limits(monkeypatch):
     for job in worker.view.jobs.values():
         for number in range(30):
             job.waiting.add(step(0, number, NOW + number))
-    asyncio.run(worker.judge())
+    asyncio.run(worker.evaluate())
     assert sorted(len(job.waiting) for job in worker.view.jobs.values()) == [0, 30, 30, 30]
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.fleet.kubernetes.api_server import NODE, ApiServer
-from tests.fleet.kubernetes.told import LINK, Told, fault, own_count
+from tests.fleet.kubernetes.told import LINK, Told, fault
 from tests.fleet.nodes import NOW, seen
 from warpwatch_fleet.config import FleetConfig, KubernetesConfig
 from warpwatch_fleet.kubernetes.api import KubernetesError, timestamp
-from warpwatch_fleet.kubernetes.tasks import Kubernetes, Round
+from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
 
@@ -153,11 +153,11 @@ def test_what_a_server_does_not_take_is_counted_by_what_it_is_said_once_and_trie
                 over.set()
             await asyncio.sleep(0)
 
-        async def at_once(work: Round) -> None:
-            await work()
+        async def at_once(work: Any) -> None:
+            await work(0)
 
         no_captures: Any = None
-        source: Any = SimpleNamespace(alone=at_once, add_up=own_count)
+        source: Any = SimpleNamespace(alone=at_once)
         fleet = Kubernetes(config, told.cluster.cluster, no_captures, metrics, source, sleep)
         assert counted() == [0.0, 0.0, 0.0]
         stand_in.failing = 503

@@ -21,11 +21,6 @@ def fault(number: int = 1, **fields: Any) -> Anomaly:
     return Anomaly(id=f"20261123T01-{number}", **about | fields)
 
 
-async def own_count(count: int) -> int:
-    """Return the nodes that would be tainted, for one process."""
-    return count
-
-
 class Told:
     """``rounds`` are of another fleet each time. own: its configuration; only Events without."""
 
@@ -54,12 +49,12 @@ class Told:
             config = KubernetesConfig(conditions=True, taints=True, **self.own)
             events = EventPublisher(api, self.cluster.cluster, LINK, wall)
             conditions = Conditions(api, self.cluster.cluster, wall)
-            taints = Taints(api, config, conditions, events, own_count, wall)
+            taints = Taints(api, config, conditions, events, wall)
             try:
                 for _ in range(count):
                     if self.own:
                         await conditions.advance()
-                        await taints.advance()
+                        await taints.advance(0)
                     await events.advance()
                     between()
             finally:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from tests.daemon.http.certificates import make_certificate
-from tests.fleet.kubernetes.told import fault, own_count
+from tests.fleet.kubernetes.told import fault
 from tests.fleet.nodes import NOW, TestCluster, TestNode
 from tests.fuzz.watch import Target
 from warpwatch_fleet.config import KubernetesConfig
@@ -58,10 +58,10 @@ class ApiObjects:
         conditions = Conditions(self._api, cluster, now)
         events = EventPublisher(self._api, cluster, "", now)
         config = KubernetesConfig(conditions=True, taints=True, dry_run=False)
-        works = conditions, Taints(self._api, config, conditions, events, own_count, now), events
-        for work in works:
+        taints = Taints(self._api, config, conditions, events, now)
+        for work in (conditions.advance(), taints.advance(0), events.advance()):
             with contextlib.suppress(KubernetesError):
-                await work.advance()
+                await work
 
     async def _captures(self) -> None:
         async def refuse(request: Any) -> None:

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 
 from tests.fleet.nodes import NOW, seen, step
 from tests.fuzz.watch import Target
-from warpwatch_daemon.for_fleet.bus import BusAnswers
+from warpwatch_daemon.for_fleet.bus import BusReplies
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.agent_link import AgentError, BusLinks
 from warpwatch_fleet.bus.fleet import WorkerView, _decode_views
@@ -48,7 +48,7 @@ class Answered:
     async def put(self, key: str, value: bytes, revision: int | None = None) -> int:
         return 1
 
-    async def ask(self, subject: str, body: bytes) -> bytes:
+    async def request(self, subject: str, body: bytes) -> bytes:
         return self.content
 
 
@@ -61,7 +61,7 @@ class OnTheBus:
         self._number = 0
         self._answered = Answered()
         self._link = BusLinks(cast(Bus, self._answered)).link(target_of(NODE, None))
-        self._answers = BusAnswers(Starlette())
+        self._replies = BusReplies(Starlette())
         self._source = BusSource(FleetFile.model_validate({}), lambda anomalies: None)
         self._cluster = Cluster(DetectionConfig(), AnomaliesConfig())
         self._partition = self._new()
@@ -100,7 +100,7 @@ class OnTheBus:
         elif what == REQUEST:
             operation, _, body = text.partition(" ")
             with contextlib.suppress(ValueError):
-                assert (await self._answers.answer(operation, body.encode()))[:3].isdigit()
+                assert (await self._replies.reply(operation, body.encode()))[:3].isdigit()
         elif what == REPLY:
             with contextlib.suppress(AgentError, Refused):
                 await self._link.request("captures", {})

@@ -58,7 +58,7 @@ class Stream:
             self._cluster = self._fleet()
 
     def _evaluate(self) -> None:
-        self._cluster.judge(self._now)
+        self._cluster.evaluate(self._now)
         self._cluster.forgotten.clear()
         assert not self._cluster.refused["error"], "a record was not refused in order"
         cluster, nodes = self._cluster, self._cluster.nodes.values()
