@@ -75,12 +75,12 @@ class LoopCluster:
     def _targets(self) -> list[str]:
         return [f"127.0.0.1:{node.port}" for node in self.nodes]
 
-    def start_worker(self, number: int) -> subprocess.Popen[bytes]:
-        """Start another process of the fleet, without a port; its log is worker-NUMBER.log."""
+    def start_worker(self, number: int, port: int) -> subprocess.Popen[bytes]:
+        """Start another process of the fleet; its log is worker-NUMBER.log."""
         tree = yaml.safe_load(self.config.read_text())
         own = self.folder / f"worker-{number}"
         own.mkdir(exist_ok=True)
-        tree["fleet"] |= {"listen": f"127.0.0.1:{free_port()}", "state_dir": str(own)}
+        tree["fleet"] |= {"listen": f"127.0.0.1:{port}", "state_dir": str(own)}
         file = own / "fleet.yaml"
         file.write_text(yaml.safe_dump(tree))
         with (self.folder / f"worker-{number}.log").open("ab") as log:

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.fleet.bus.server import Fabric, NatsServer
-from tests.loop.cluster import LoopCluster, loop_cluster
+from tests.loop.cluster import TOKEN, LoopCluster, loop_cluster
 from tests.loop.node import poll
 from tests.loop.over_nodes import NODES, capture_of, only_anomaly, trained
 from tests.loop.trainings import ON_A_BUSY_MACHINE
+from warpwatch_daemon.demo.processes import free_port
 
 pytestmark = [pytest.mark.bus, pytest.mark.torch]
 
@@ -35,11 +37,18 @@ def cluster(tmp_path: Path, server: NatsServer) -> Iterator[LoopCluster]:
     about = {"detection": ON_A_BUSY_MACHINE, "bus": {"url": server.url}}
     with loop_cluster(tmp_path, 3, **about) as cluster:
         cluster.start()
-        cluster.start_worker(2)
         yield cluster
 
 
-def test_two_workers_find_and_capture_a_straggler_and_a_hang(cluster):
+@pytest.fixture
+def second(cluster: LoopCluster) -> int:
+    """The port of another worker."""
+    port = free_port()
+    cluster.start_worker(2, port)
+    return port
+
+
+def test_two_workers_find_and_capture_a_straggler_and_a_hang(cluster, second):
     faults = trained(cluster, "slow")
     (faults / "fault").write_text("slower_forward 4")
     straggler = only_anomaly(cluster, "straggler")
@@ -65,7 +74,23 @@ def test_two_workers_find_and_capture_a_straggler_and_a_hang(cluster):
     poll(lambda: cluster.http.get("/readyz").json()["ready"], cluster.log)
 
 
-def test_a_minute_without_the_server_costs_no_step_and_repeats_no_anomaly(cluster, server):
+def test_a_session_is_valid_on_all_workers_until_it_ends_on_one(cluster, second):
+    pages = [f"http://127.0.0.1:{port}" for port in (cluster.port, second)]
+    poll(lambda: httpx.get(f"{pages[1]}/readyz").is_success, cluster.log)
+
+    def request(page: str, method: str, path: str, **more: Any) -> httpx.Response:
+        return httpx.request(method, page + path, headers={"Origin": page}, **more)
+
+    def valid(cookies: httpx.Cookies) -> list[bool]:
+        return [request(one, "GET", "/api/v1/jobs", cookies=cookies).is_success for one in pages]
+
+    keys = [request(pages[0], "POST", "/login", data={"token": TOKEN}).cookies for _ in range(2)]
+    assert [valid(key) for key in (*keys, httpx.Cookies())] == [[True] * 2, [True] * 2, [False] * 2]
+    request(pages[1], "POST", "/logout", cookies=keys[0])
+    assert [valid(key) for key in keys] == [[False] * 2, [True] * 2]
+
+
+def test_a_minute_without_the_server_costs_no_step_and_repeats_no_anomaly(cluster, second, server):
     faults, agent = trained(cluster, "away"), cluster.nodes[0]
     (faults / "fault").write_text("slower_forward 4")
     straggler = only_anomaly(cluster, "straggler")

@@ -26,7 +26,7 @@ class Alertmanager:
 
 @contextmanager
 def alertmanager(
-    folder: Path, webhook: str, token_file: Path, alert: str
+    folder: Path, webhook: str, token_file: Path, alert: str, repeat: str = "10s"
 ) -> Iterator[Alertmanager]:
     """Run an Alertmanager that sends each alert at once, and resolved ones too."""
     credentials = {"credentials_file": str(token_file)}
@@ -36,7 +36,7 @@ def alertmanager(
     }
     chosen = {"receiver": "warpwatch", "matchers": [f'alertname="{alert}"']}
     route = {"receiver": "nobody", "routes": [chosen], "group_by": ["..."], "group_wait": "0s"}
-    route |= {"group_interval": "1s", "repeat_interval": "10s"}
+    route |= {"group_interval": "1s", "repeat_interval": repeat}
     config = {"route": route, "receivers": [receiver, {"name": "nobody"}]}
     with configured(folder, config) as running:
         yield running
