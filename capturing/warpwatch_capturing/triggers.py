@@ -71,7 +71,7 @@ class Triggers:
 
     Captures are found in the store, so that a restart requests nothing twice. Decisions are
     published through the board. ``targets`` returns the live ranks of a job on this node; None for
-    a fleet, which sees all nodes and chooses peers itself.
+    a fleet, which sees all nodes and chooses peers itself. max_tries: captures per anomaly.
     """
 
     def __init__(
@@ -79,7 +79,9 @@ class Triggers:
         capturer: Capturer,
         targets: Callable[[JobId], Mapping[int, RunningRank]] | None,
         board: Board,
+        max_tries: int = MAX_TRIES,
     ) -> None:
+        self._max_tries = max_tries
         self._capturer = capturer
         self._targets = targets
         self._board = board
@@ -172,7 +174,7 @@ class Triggers:
             trigger.tries -= 1
             self._refused(trigger, str(capture.outcome), capture.detail, now)
             return
-        if capture is None or trigger.tries >= MAX_TRIES:
+        if capture is None or trigger.tries >= self._max_tries:
             return
         if is_interrupted(capture, trigger.anomaly.rank):
             trigger.ask_at = now

@@ -18,7 +18,7 @@ from warpwatch._version import __version__
 from warpwatch_capturing.alerts import AlertRequests
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.regular import RegularCaptures
-from warpwatch_capturing.triggers import Triggers
+from warpwatch_capturing.triggers import MAX_TRIES, Triggers
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
@@ -110,7 +110,9 @@ class Fleet:
             self._cluster, self._source.links, config.triggers, self._register, self._board,
             self._wake,
         )  # fmt: skip
-        self._triggers = Triggers(self.captures, None, self._board)
+        # Another process may have gone on with a capture that this one was killed in.
+        tries = MAX_TRIES if self._peers() is None else 1
+        self._triggers = Triggers(self.captures, None, self._board, tries)
         self._has_schedules = bool(own.schedules)
         schedule = Schedule(own.schedules, self._cluster)
         self._schedules = RegularCaptures(schedule, self.captures)

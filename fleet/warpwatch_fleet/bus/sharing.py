@@ -23,7 +23,7 @@ RENEW_INTERVAL_S = 2.5
 # Less than a lease lasts in the bucket, which knows nothing of this worker's pauses.
 CERTAIN_S = 10.0
 # A worker without a greeting for this time has exited: its leases end soon.
-GONE_S = 8.0
+EXITED_S = 8.0
 # A partition without records: it costs its commits and its place.
 IDLE_LOAD = 1.0
 # Moving a partition repeats the work of some minutes: it must be worth it.
@@ -104,9 +104,9 @@ class PartitionLeases:
                 await self.release(_EXCLUSIVE)
 
     async def _write(self, partition: int, revision: int) -> None:
-        begun = self._monotonic()
+        started = self._monotonic()
         self._revisions[partition] = await self._bucket.put(_key(partition), self._worker, revision)
-        self._certain_until[partition] = begun + CERTAIN_S
+        self._certain_until[partition] = started + CERTAIN_S
 
 
 def _key(partition: int) -> str:
@@ -135,7 +135,7 @@ class Shares:
 
     def others(self) -> dict[str, Mapping[int, float]]:
         """Return the partitions of the other live workers, with their loads."""
-        oldest = self._monotonic() - GONE_S
+        oldest = self._monotonic() - EXITED_S
         self._greetings = {who: one for who, one in self._greetings.items() if one[0] > oldest}
         return {who: greeting.loads for who, (_, greeting) in self._greetings.items()}
 
