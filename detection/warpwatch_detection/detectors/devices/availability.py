@@ -26,7 +26,6 @@ from warpwatch_telemetry.anomalies import Detected, Severity
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.xids import XIDS, explain
 
-SILENT = "silent"
 # The reasons that the sources publish for a lost device.
 LOST = {
     "lost": "does not answer any more: it has fallen off the bus or the driver does not list it",
@@ -36,6 +35,8 @@ LOST = {
 PRESENT = ("stuck", "no_permission")
 # The UUIDs of parts of GPUs, which may be removed, and of indices whose UUID was never read.
 NO_GPUS = ("MIG-", "unknown-")
+# The driver must report a loss twice, as one reading may be wrong.
+TWICE_S = 2.0
 # Longer than a driver takes to initialise a GPU (up to 32 s were measured).
 SILENT_S = 45.0
 # A GPU without readings may have been removed on purpose, so after a day it is no longer expected.
@@ -43,7 +44,6 @@ FORGET_S = 86400.0
 # A device pauses if it misses this many readings (at the interval of the last two), or this long.
 PAUSE_READINGS = 5
 PAUSE_S = 10.0
-CHECK_INTERVAL_S = 1.0
 
 
 @dataclass(slots=True)
@@ -60,11 +60,20 @@ class LostDevice(Watched):
     well: float | None = None
     missed: float = NEVER
     up: bool = False
-    reason: str = ""
 
     @property
     def pause_s(self) -> float:
         return max(PAUSE_S, PAUSE_READINGS * self.interval_s)
+
+    def read(self, now: float, up: bool) -> None:
+        pause_s = now - self.seen
+        if not 0 <= pause_s <= self.pause_s:
+            self.since = now
+        # Two sources may read the same device at almost the same time.
+        if 0 <= pause_s < NEVER:
+            self.interval_s = max(pause_s, 0.9 * self.interval_s)
+        self.began = min(self.began, now)
+        self.seen, self.up, self.missed = now, up, NEVER
 
 
 class DeviceLost(DeviceWatch[LostDevice]):
@@ -76,62 +85,39 @@ class DeviceLost(DeviceWatch[LostDevice]):
 
     kind = "device_lost"
     device_type = LostDevice
-    stale_s = NEVER
-    # The driver must report it twice, as one reading may be wrong.
-    hold_s, clear_s = 2.0, 5.0
-    usual_severity = "critical"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._checked = -NEVER
-
-    def observe(self, seen: Any) -> Results:
-        device = self.device(seen.device)
-        symptom = self.examine(device, seen)
-        results: list[DetectorResult] = []
-        if symptom is not None:
-            hold_s = self.hold_s if device.reason in LOST else SILENT_S
-            results.extend(self.follow(seen.device, device, symptom, seen.time, hold_s))
-        if abs(seen.time - self._checked) >= CHECK_INTERVAL_S:
-            self._checked = seen.time
-            results.extend(self._find_silent(seen.time))
-        return results
+    hold_s, clear_s = SILENT_S, 5.0
+    severity = "critical"
 
     def examine(self, device: LostDevice, seen: DeviceReading) -> Symptom | None:
-        now = seen.time
-        self._note(device, now, seen.up)
+        device.read(seen.time, seen.up)
         if seen.up:
-            device.reason, device.well = "", now
-            return Symptom(0.0, 0.0)
-        gone_s = None if device.well is None else now - device.well
+            device.well = seen.time
+            return Symptom(0.0, "the GPU is read well", 0.0)
         if seen.reason in PRESENT:
-            return Symptom(0.0)
-        device.reason = seen.reason
+            return Symptom(0.0, "the GPU is there")
+        gone_s = None if device.well is None else seen.time - device.well
+        since = f" for {gone_s:.0f} s" if gone_s else ""
+        if seen.reason in LOST:
+            gone = f" (no reading{since})" if since else ""
+            return Symptom(1.0, f"the GPU {LOST[seen.reason]}{gone}", gone_s, hold_s=TWICE_S)
         # If no device can be read, the fault is the driver's.
-        if seen.reason in LOST or any(self._read_well(now)):
-            return Symptom(1.0, gone_s)
-        return None
-
-    def _note(self, device: LostDevice, now: float, up: bool) -> None:
-        pause_s = now - device.seen
-        if not 0 <= pause_s <= device.pause_s:
-            device.since = now
-        # Two sources may read the same device at almost the same time.
-        if 0 <= pause_s < NEVER:
-            device.interval_s = max(pause_s, 0.9 * device.interval_s)
-        device.began = min(device.began, now)
-        device.seen, device.up, device.missed = now, up, NEVER
+        if not any(self._read_well(seen.time)):
+            return None
+        text = f"the GPU cannot be read{since} ({seen.reason or 'no reason'}), others can"
+        return Symptom(1.0, text, gone_s)
 
     def _read_well(self, now: float) -> Iterator[LostDevice]:
         """Return the devices with a recent, successful reading."""
         devices: Iterable[LostDevice] = self.state.devices.values()
         return (d for d in devices if d.up and 0 <= now - d.seen <= d.pause_s)
 
-    def _find_silent(self, now: float) -> Iterator[DetectorResult]:
+    def check_all(self, now: float) -> Iterator[DetectorResult]:
+        """Find silent devices."""
         devices: dict[str, LostDevice] = self.state.devices
         for uuid, device in list(devices.items()):
+            gone_s = now - device.seen
             limit_s = max(SILENT_S, PAUSE_READINGS * device.interval_s)
-            if now - device.seen < limit_s:
+            if gone_s < limit_s:
                 continue
             is_forgotten = now - device.missed >= FORGET_S
             if is_forgotten or uuid.startswith(NO_GPUS) or self._is_replaced(device):
@@ -139,10 +125,9 @@ class DeviceLost(DeviceWatch[LostDevice]):
                 if device.hysteresis.found:
                     yield Cleared(now, device=uuid)
             elif any(now - other.since >= limit_s for other in self._read_well(now)):
-                device.reason, device.up = SILENT, False
-                device.missed = min(device.missed, now)
-                gone_s = now - device.seen
-                yield from self.follow(uuid, device, Symptom(1.0, gone_s), now, hold_s=0.0)
+                device.up, device.missed = False, min(device.missed, now)
+                text = f"the GPU has given no reading for {gone_s:.0f} s, others go on"
+                yield from self.follow(uuid, device, Symptom(1.0, text, gone_s, hold_s=0.0), now)
 
     def _is_replaced(self, device: LostDevice) -> bool:
         """Return whether another GPU has appeared since; a MIG device does not count."""
@@ -151,17 +136,6 @@ class DeviceLost(DeviceWatch[LostDevice]):
             other.began > device.seen and not uuid.startswith("MIG-")
             for uuid, other in devices.items()
         )
-
-    def describe(self, device: LostDevice) -> str:
-        gone_s = device.hysteresis.value
-        since = f" for {gone_s:.0f} s" if gone_s else ""
-        if not device.reason:
-            return "the GPU is read well"
-        if device.reason == SILENT:
-            return f"the GPU has given no reading{since}, others go on"
-        if device.reason in LOST:
-            return f"the GPU {LOST[device.reason]}{f' (no reading{since})' if since else ''}"
-        return f"the GPU cannot be read{since} ({device.reason or 'no reason'}), others can"
 
 
 # The reason of the source's watchdog, which has already waited: the device is found at once.
@@ -179,21 +153,16 @@ class DeviceStuck(DeviceWatch[StuckDevice]):
     kind = "device_stuck"
     device_type = StuckDevice
     clear_s = 5.0
-    usual_severity = "critical"
+    severity = "critical"
 
     def examine(self, device: StuckDevice, seen: DeviceReading) -> Symptom:
         """Return the symptom of a call that has not returned, which other states disprove."""
         if seen.up or seen.reason != STUCK:
             device.well = seen.time
-            return Symptom(0.0, 0.0)
-        return Symptom(1.0, None if device.well is None else seen.time - device.well)
-
-    def describe(self, device: StuckDevice) -> str:
-        stuck_s = device.hysteresis.value
-        if stuck_s == 0.0:
-            return "the driver's calls for the GPU come back"
+            return Symptom(0.0, "the driver's calls for the GPU come back", 0.0)
+        stuck_s = None if device.well is None else seen.time - device.well
         lasting = "" if stuck_s is None else f" for {stuck_s:.0f} s"
-        return f"a driver call for the GPU has not returned{lasting}"
+        return Symptom(1.0, f"a driver call for the GPU has not returned{lasting}", stuck_s)
 
 
 # --- service ---
@@ -363,12 +332,10 @@ MIN_MEMORY_SHARE = 0.05
 
 @dataclass(slots=True)
 class IdleDevice(Watched):
-    """A device. idle_since: its first idle reading. who: a rank on it. memory_share: in use."""
+    """A device. idle_since: its first idle reading. busy_s: the driver's counter of busy time."""
 
     idle_since: float = 0.0
     busy_s: float | None = None
-    who: str = ""
-    memory_share: float = 0.0
 
 
 class DeviceIdle(DeviceWatch[IdleDevice]):
@@ -384,22 +351,29 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         self.hold_s = config.after_s
 
     def examine(self, device: IdleDevice, seen: DeviceReading) -> Symptom | None:
+        """Return the symptom. It warns only of a job: a model may wait for requests on purpose."""
         metrics, now = seen.metrics, seen.time
         busy = utilization(metrics)
         if busy is None:
             return None
         busy = max(busy, self._counted(device, seen))
         used, total = metrics.get(MEMORY_USED), metrics.get(MEMORY_TOTAL)
-        device.memory_share = used / total if used is not None and total else 0.0
+        share = used / total if used is not None and total else 0.0
         users = (f"rank {rank} of {job.name}" for job, rank in self._ranks.on(seen.device))
-        device.who = next(users, "")
-        in_use = bool(device.who) or device.memory_share >= MIN_MEMORY_SHARE
-        if not in_use or busy > MAX_UTILIZATION:
-            return Symptom(0.0, 0.0, None, self.hold_s)
+        who = next(users, "")
+        severity: Severity = "warning" if who else "info"
+        if not (who or share >= MIN_MEMORY_SHARE) or busy > MAX_UTILIZATION:
+            text = "the GPU is busy, or no one uses it"
+            return Symptom(0.0, text, 0.0, limit=self.hold_s, severity=severity)
         if not device.hysteresis.found:
             since = device.hysteresis.since
             device.idle_since = now if since is None else since
-        return Symptom(1.0, now - device.idle_since, None, self.hold_s)
+        idle_s = now - device.idle_since
+        text = (
+            f"nothing has run on the GPU for {idle_s / 60:.0f} min, while {who or 'a process'} has "
+            f"{share * 100:.0f} % of the GPU's memory"
+        )
+        return Symptom(1.0, text, idle_s, limit=self.hold_s, severity=severity)
 
     def _counted(self, device: IdleDevice, seen: DeviceReading) -> float:
         """Return the busy share of the time since the last reading, by the driver's counter."""
@@ -409,15 +383,3 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         if total_s is None or before_s is None or passed_s <= 0:
             return 0.0
         return (total_s - before_s) / passed_s
-
-    def severity(self, device: IdleDevice) -> Severity:
-        """Return "warning" only for a job: a model may wait for requests on purpose."""
-        return "warning" if device.who else "info"
-
-    def describe(self, device: IdleDevice) -> str:
-        idle_s = device.hysteresis.value or 0.0
-        user = device.who or "a process"
-        what = f"{user} has {device.memory_share * 100:.0f} % of the GPU's memory"
-        if not idle_s:
-            return "the GPU is busy, or no one uses it"
-        return f"nothing has run on the GPU for {idle_s / 60:.0f} min, while {what}"

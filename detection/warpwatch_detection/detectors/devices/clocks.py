@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.watch import (
+    RELEASE,
     CounterGrowth,
     DeviceWatch,
     Metrics,
@@ -108,14 +109,12 @@ class ThrottleReason:
             self.state_share = _share(self.states, now, self.active_s)
         return self.read_time is not None or self.counter.last is not None
 
-    @property
-    def symptom(self) -> Symptom:
-        """The symptom of counter or state, by the one that is further above its limit."""
+    def excess(self) -> tuple[float, float, float]:
+        """Return excess, share and limit of counter or state, whichever is further above it."""
         state_limit = MIN_CONTRADICTED_SHARE if self.strict else MIN_SHARE
-        share, limit = self.counter_share, MIN_SHARE
-        if self.state_share / state_limit > share / limit:
-            share, limit = self.state_share, state_limit
-        return Symptom(share / limit, share, None, limit)
+        shares = (self.counter_share, MIN_SHARE), (self.state_share, state_limit)
+        share, limit = max(shares, key=lambda one: one[0] / one[1])
+        return share / limit, share, limit
 
     @property
     def words(self) -> str:
@@ -129,17 +128,13 @@ def _share(growth: CounterGrowth, now: float, total_s: float) -> float:
 
 @dataclass(slots=True)
 class ThrottledDevice(Watched):
-    """A device with its newest values.
+    """A device. worst: the reason that was last furthest above its limit.
 
-    worst: the reason that is furthest above its limit. cool_hz: the clock under load before the GPU
-    was too hot, 0 if it is unknown.
+    cool_hz: the clock under load before the GPU was too hot, 0 if it is unknown.
     """
 
     reasons: dict[str, ThrottleReason] = field(default_factory=dict)
     worst: str = ""
-    temperature_c: float | None = None
-    clock_hz: float | None = None
-    clock_max_hz: float | None = None
     cool_hz: float = 0.0
 
 
@@ -158,24 +153,23 @@ class Throttle(DeviceWatch[ThrottledDevice]):
     clear_s = WINDOW_S
 
     def examine(self, device: ThrottledDevice, seen: DeviceReading) -> Symptom | None:
-        symptoms: dict[str, Symptom] = {}
+        found: dict[str, tuple[float, float, float]] = {}
         for name, total_s, active in self._signs(device, seen.metrics):
             reason = device.reasons.get(name)
             if reason is None:
                 reason = device.reasons[name] = ThrottleReason(strict=name == CLOCK_ALONE)
             if reason.read(seen.time, total_s, active):
-                symptoms[name] = reason.symptom
-        if not symptoms:
+                found[name] = reason.excess()
+        if not found:
             return None
-        name = max(symptoms, key=lambda name: symptoms[name].excess)
-        worst = symptoms[name]
-        if worst.value or not device.worst:
+        name = max(found, key=lambda name: found[name][0])
+        excess, share, limit = found[name]
+        if share or not device.worst:
             device.worst = name
-        if worst.value:
-            device.temperature_c = seen.metrics.get(TEMPERATURE)
-            device.clock_hz = seen.metrics.get(CLOCK)
-            device.clock_max_hz = seen.metrics.get(CLOCK_MAX)
-        return worst
+        # The hardware's protection at least halves clocks.
+        severity: Severity = "critical" if device.worst == "hw_thermal" else "warning"
+        text = self._describe(device, seen.metrics, share)
+        return Symptom(excess, text, share, limit=limit, severity=severity)
 
     def _signs(self, device: ThrottledDevice, metrics: Metrics) -> Signs:
         loaded = is_loaded(metrics) is not False
@@ -184,16 +178,15 @@ class Throttle(DeviceWatch[ThrottledDevice]):
             state = None if active is None else loaded and bool(active)
             yield name, metrics.get(TIMED[name]), state
 
-    def describe(self, device: ThrottledDevice) -> str:
-        share = device.hysteresis.value or 0.0
+    def _describe(self, device: ThrottledDevice, metrics: Metrics, share: float) -> str:
         text = f"{self.words[device.worst]} {share * 100:.0f} % of the last {WINDOW_S:.0f} s"
-        if not device.hysteresis.found:
+        if not share:
             return text
-        if device.temperature_c is not None:
-            text += f", at {device.temperature_c:.0f} °C"
-        if device.clock_hz and device.clock_max_hz:
-            clock, highest = device.clock_hz / 1e6, device.clock_max_hz / 1e6
-            text += f"; the SM clock is {clock:.0f} MHz of {highest:.0f} MHz"
+        heat, clock_hz, max_hz = (metrics.get(key) for key in (TEMPERATURE, CLOCK, CLOCK_MAX))
+        if heat is not None:
+            text += f", at {heat:.0f} °C"
+        if clock_hz and max_hz:
+            text += f"; the SM clock is {clock_hz / 1e6:.0f} MHz of {max_hz / 1e6:.0f} MHz"
         reasons = device.reasons.items()
         said = [f"{name} {reason.words}" for name, reason in reasons if name != CLOCK_ALONE]
         return f"{text}; the driver: {', '.join(said)}"
@@ -208,10 +201,6 @@ class ThermalThrottle(Throttle):
         "sw_thermal": "heat held clocks down (sw_thermal) during",
         CLOCK_ALONE: "too hot, and the SM clock low under load, during",
     }
-
-    def severity(self, device: ThrottledDevice) -> Severity:
-        """Return critical for the hardware's protection, which at least halves clocks."""
-        return "critical" if device.worst == "hw_thermal" else "warning"
 
     def _signs(self, device: ThrottledDevice, metrics: Metrics) -> Signs:
         yield from super()._signs(device, metrics)
@@ -265,37 +254,27 @@ MARGIN_CELSIUS = 4.0
 RELEASE_CELSIUS = 3.0
 
 
-@dataclass(slots=True)
-class HotDevice(Watched):
-    """A device with the sensor that is nearest to its threshold."""
-
-    sensor: str = "GPU"
-
-
-class Overheating(DeviceWatch[HotDevice]):
+class Overheating(DeviceWatch[Watched]):
     """Detects a sensor near its threshold; while `thermal_throttle` is active, that explains it."""
 
     kind = "overheating"
-    device_type = HotDevice
+    device_type = Watched
     unknown = "the GPU does not report its temperature, or not where it slows down"
     hold_s, clear_s = 60.0, 30.0
 
-    def examine(self, device: HotDevice, seen: DeviceReading) -> Symptom | None:
+    def examine(self, device: Watched, seen: DeviceReading) -> Symptom | None:
         found = min(margins(seen.metrics), key=lambda margin: margin[1], default=None)
         if found is None:
             return None
-        device.sensor, left_c, limit_c = found
+        sensor, left_c, limit_c = found
         # The excess is 1 at the limit, and 0.5, which is RELEASE, RELEASE_CELSIUS below it.
         excess = max(0.0, 1.0 + (MARGIN_CELSIUS - left_c) / (2 * RELEASE_CELSIUS))
-        return Symptom(excess, limit_c - left_c, limit_c, limit_c - MARGIN_CELSIUS)
-
-    def describe(self, device: HotDevice) -> str:
-        value, limit = device.hysteresis.value or 0.0, device.hysteresis.baseline or 0.0
-        side = "above" if value > limit else "below"
-        return (
-            f"the {device.sensor} is at {value:.0f} °C, {abs(limit - value):.0f} °C {side} the "
-            f"{limit:.0f} °C at which the device slows down"
+        text = (
+            f"the {sensor} is at {limit_c - left_c:.0f} °C, {abs(left_c):.0f} °C "
+            f"{'above' if left_c < 0 else 'below'} the {limit_c:.0f} °C at which the device slows "
+            "down"
         )
+        return Symptom(excess, text, limit_c - left_c, limit_c, limit_c - MARGIN_CELSIUS)
 
 
 # A clock is a mean over a block; the device's usual clock is known after READY_BLOCKS.
@@ -375,22 +354,18 @@ class ClockDrop(DeviceWatch[ClockDevice]):
             device.level_hz = max(device.level_hz, block_hz)
             return None
         level_hz = device.level_hz
-        excess = max(0.0, 1 - block_hz / level_hz) / MIN_DROP if level_hz else 0.0
-        if excess < 1:
-            pull = RISE if block_hz > level_hz else FALL
-            # The level does not follow a drop of half the limit or more.
-            device.level_hz += pull * (block_hz - level_hz) if excess < 0.5 else 0.0
-        return Symptom(excess, block_hz, level_hz, (1 - MIN_DROP) * level_hz)
-
-    def describe(self, device: ClockDevice) -> str:
-        value, level = device.hysteresis.value or 0.0, device.hysteresis.baseline or 0.0
-        if not device.hysteresis.found:
-            return f"the SM clock under load is {value / 1e6:.0f} MHz, usually {level / 1e6:.0f}"
-        drop = 100 * (1 - value / level)
-        return (
-            f"the SM clock under load is {value / 1e6:.0f} MHz, {drop:.0f} % below this GPU's "
-            f"usual {level / 1e6:.0f} MHz, and the driver gives no reason"
-        )
+        drop = max(0.0, 1 - block_hz / level_hz) if level_hz else 0.0
+        excess = drop / MIN_DROP
+        text = f"the SM clock under load is {block_hz / 1e6:.0f} MHz, usually {level_hz / 1e6:.0f}"
+        if excess < RELEASE:
+            # The level does not follow a larger drop.
+            device.level_hz += (RISE if block_hz > level_hz else FALL) * (block_hz - level_hz)
+        else:
+            text = (
+                f"the SM clock under load is {block_hz / 1e6:.0f} MHz, {100 * drop:.0f} % below "
+                f"this GPU's usual {level_hz / 1e6:.0f} MHz, and the driver gives no reason"
+            )
+        return Symptom(excess, text, block_hz, level_hz, (1 - MIN_DROP) * level_hz)
 
 
 def _begin(device: ClockDevice, now: float) -> None:

@@ -149,11 +149,10 @@ class XidCount:
 
 @dataclass(slots=True)
 class XidDevice(EventDevice):
-    """A device. leading: the first recent XID of the highest severity. others: the rest."""
+    """A device. recent: the XIDs of the present anomaly, the first one first."""
 
     counts: dict[str, XidCount] = field(default_factory=dict)
-    leading: int | None = None
-    others: list[int] = field(default_factory=list)
+    recent: list[int] = field(default_factory=list)
 
 
 class XidErrors(DeviceEvents[XidDevice]):
@@ -173,15 +172,24 @@ class XidErrors(DeviceEvents[XidDevice]):
         metrics, first = seen.metrics, device.seen == -NEVER
         numbers = [key[1][0] for key in metrics if key[0] == COUNTS]
         risen = [int(n) for n in numbers if self._has_risen(device, n, metrics, first)]
-        fresh = [xid for xid in risen if self._is_wanted(xid)]
+        fresh = [xid for xid in risen if _weight(xid) >= self._least and xid not in self._ignored]
         device.known = bool(device.counts)
         if not fresh:
             return None
         if not self.lasts(device, seen.time):
-            device.leading, device.others = None, []
-        for xid in fresh:
-            self._rank(device, xid)
-        return self._found(device, seen)
+            device.recent = []
+        device.recent += [xid for xid in fresh if xid not in device.recent]
+        cause = max(device.recent, key=_weight)
+        xid = explain(cause)
+        others = [str(other) for other in device.recent if other != cause][-MAX_NAMED:]
+        then = f"; then XID {', '.join(others)}" if others else ""
+        return Detected(
+            time=seen.time,
+            severity=xid.severity,
+            summary=f"XID {xid.number} ({xid.name}); {WHERE[xid.blame]}{then}",
+            device=seen.device,
+            value=float(xid.number),
+        )
 
     def _has_risen(self, device: XidDevice, number: str, metrics: Metrics, first: bool) -> bool:
         """Return whether the XID occurred since the last reading; never on the first reading."""
@@ -198,29 +206,6 @@ class XidErrors(DeviceEvents[XidDevice]):
         risen = total > count.total or (total > 0 and last_time > count.last_time)
         count.total, count.last_time = total, last_time
         return risen and not first
-
-    def _is_wanted(self, number: int) -> bool:
-        return _weight(number) >= self._least and number not in self._ignored
-
-    def _rank(self, device: XidDevice, number: int) -> None:
-        leading = device.leading
-        if leading is None or _weight(number) > _weight(leading):
-            device.leading = number
-            number = leading if leading is not None else number
-        if number != device.leading and number not in device.others:
-            device.others = [*device.others, number][-MAX_NAMED:]
-
-    def _found(self, device: XidDevice, seen: DeviceReading) -> Detected:
-        assert device.leading is not None
-        xid = explain(device.leading)
-        others = f"; then XID {', '.join(map(str, device.others))}" if device.others else ""
-        return Detected(
-            time=seen.time,
-            severity=xid.severity,
-            summary=f"XID {xid.number} ({xid.name}); {WHERE[xid.blame]}{others}",
-            device=seen.device,
-            value=float(xid.number),
-        )
 
 
 def _weight(number: int) -> int:

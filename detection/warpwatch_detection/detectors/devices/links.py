@@ -37,16 +37,10 @@ HOLD_S = 90.0
 
 @dataclass(slots=True)
 class PcieDevice(Watched):
-    """A device with its PCIe link.
-
-    link: the symptom of the link's speed. link_words: its text, with places for value and maximum.
-    replays_count: whether the newest symptom is that of the replays, not of the link.
-    """
+    """A device with its PCIe link. link: the symptom of its speed under load."""
 
     link: Hysteresis = field(default_factory=Hysteresis)
     replays: CounterGrowth = field(default_factory=CounterGrowth)
-    link_words: str = ""
-    replays_count: bool = False
 
 
 def rates_of(
@@ -68,8 +62,7 @@ class PcieDegraded(DeviceWatch[PcieDevice]):
     clear_s = 30.0
 
     def examine(self, device: PcieDevice, seen: DeviceReading) -> Symptom | None:
-        link = self._link(device, seen.metrics, seen.time)
-        device.replays_count = False
+        link = self._link(device.link, seen.metrics, seen.time)
         replays = seen.metrics.get(REPLAYS)
         if replays is None:
             return link
@@ -77,47 +70,38 @@ class PcieDegraded(DeviceWatch[PcieDevice]):
         excess = rate / REPLAYS_PER_MINUTE
         if link is not None and link.excess >= excess:
             return link
-        device.replays_count = True
-        return Symptom(excess, rate, None, REPLAYS_PER_MINUTE)
+        text = f"{rate:.1f} PCIe packets a minute are sent again "
+        text += f"(normal: up to {REPLAYS_PER_MINUTE:g})"
+        return Symptom(excess, text, rate, limit=REPLAYS_PER_MINUTE)
 
-    def _link(self, device: PcieDevice, metrics: Metrics, now: float) -> Symptom | None:
+    def _link(self, link: Hysteresis, metrics: Metrics, now: float) -> Symptom | None:
         """Return a symptom of a slow link; None if its speed under load is unknown."""
-        link, busy = device.link, utilization(metrics)
+        busy = utilization(metrics)
         if busy is not None and busy < MIN_UTILIZATION:
             link.interrupt()
-        elif busy is not None and (worst := _worst(metrics)):
-            share, value, maximum, device.link_words = worst
-            slow = Symptom(float(share < 1), value, maximum, maximum)
+        elif busy is not None and (slow := _speed(metrics)):
             link.follow(now, slow, HOLD_S, 0.0)
         if not 0 <= now - link.judged <= STALE_S:
             # After so long without load its speed is no longer known.
             link.end()
-        if not link.known:
+        if not link.text:
             return None
-        return Symptom(float(link.found), link.value, link.baseline, link.limit)
-
-    def describe(self, device: PcieDevice) -> str:
-        hysteresis = device.hysteresis
-        if device.replays_count:
-            return (
-                f"{hysteresis.value or 0.0:.1f} PCIe packets a minute are sent again "
-                f"(normal: up to {hysteresis.limit or 0.0:g})"
-            )
-        link = device.link_words.format(hysteresis.value, hysteresis.baseline)
-        return f"under load the PCIe link runs {link}"
+        return Symptom(float(link.found), link.text, link.value, link.baseline, link.limit)
 
 
-def _worst(metrics: Metrics) -> tuple[float, float, float, str] | None:
-    """Return share, value, maximum and words of generation or width, by the lower share."""
-    found = None
+def _speed(metrics: Metrics) -> Symptom | None:
+    """Return the symptom of generation or width, whichever is further below its maximum."""
+    found: list[tuple[float, Symptom]] = []
     for now, highest, words in (
         (GENERATION, GENERATION_MAX, "as generation {:.0f} of {:.0f}"),
         (WIDTH, WIDTH_MAX, "on {:.0f} of {:.0f} lanes"),
     ):
         value, maximum = metrics.get(now), metrics.get(highest)
-        if value and maximum and (found is None or value / maximum < found[0]):
-            found = (value / maximum, value, maximum, words)
-    return found
+        if value and maximum:
+            text = f"under load the PCIe link runs {words.format(value, maximum)}"
+            slow = Symptom(float(value < maximum), text, value, maximum, maximum)
+            found.append((value / maximum, slow))
+    return min(found, key=lambda one: one[0], default=(1.0, None))[1]
 
 
 # One of these errors is a fault; the others are normal in small numbers (DCGM's health check).
@@ -137,13 +121,12 @@ DOWN_S = 10.0
 class NvlinkDevice(Watched):
     """A device with its NVLinks.
 
-    up: the links that have been up. down: the links of these that are down. outage: their symptom.
-    grave, crc: counters by type. fresh: new grave errors by type since the links were last quiet.
-    erred: the time of the newest grave error.
+    up: the links that have been up. outage: the symptom that some of these are down. grave, crc:
+    counters by type. fresh: new grave errors by type since the links were last quiet. erred: the
+    time of the newest grave error.
     """
 
     up: list[int] = field(default_factory=list)
-    down: list[int] = field(default_factory=list)
     outage: Hysteresis = field(default_factory=Hysteresis)
     grave: dict[str, CounterGrowth] = field(default_factory=dict)
     fresh: dict[str, float] = field(default_factory=dict)
@@ -161,7 +144,8 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
     clear_s = DOWN_S
 
     def examine(self, device: NvlinkDevice, seen: DeviceReading) -> Symptom | None:
-        metrics, now = seen.metrics, seen.time
+        """Return the gravest symptom; with a missing link collectives fail or are slow."""
+        metrics, now, outage = seen.metrics, seen.time, device.outage
         known = self._watch_links(device, metrics, now)
         known |= _count_grave(device, metrics, now)
         rates = rates_of(device.crc, {kind: metrics.get(key) for kind, key in CRC.items()}, now)
@@ -169,36 +153,27 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
             device.crc_per_second = max(rates.values())
         if not (known or rates):
             return None
-        if device.outage.found:
-            return Symptom(1.0, float(len(device.down)), float(len(device.up)))
+        if outage.found:
+            return Symptom(1.0, outage.text, outage.value, outage.baseline, severity="critical")
         if device.fresh:
-            return Symptom(1.0, sum(device.fresh.values()), 0.0, 1.0)
+            counts = " and ".join(f"{count:.0f} {kind}" for kind, count in device.fresh.items())
+            text = f"NVLink errors: {counts} since the links were last quiet"
+            severity: Severity = "critical" if "recovery" in device.fresh else "warning"
+            return Symptom(1.0, text, sum(device.fresh.values()), 0.0, 1.0, severity)
         rate = device.crc_per_second
-        return Symptom(rate / CRC_PER_SECOND, rate, None, CRC_PER_SECOND)
+        text = f"{rate:.3g} NVLink CRC errors a second (limit {CRC_PER_SECOND:g})"
+        return Symptom(rate / CRC_PER_SECOND, text, rate, limit=CRC_PER_SECOND)
 
     def _watch_links(self, device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
         states = {link: metrics[key] for link, key in enumerate(LINKS) if key in metrics}
         if not states:
             return False
         device.up = sorted({*device.up, *(link for link, up in states.items() if up)})
-        device.down = [link for link in device.up if states.get(link, 1.0) == 0]
-        down = Symptom(float(bool(device.down)))
-        device.outage.follow(now, down, DOWN_S, 0.0)
+        down = [link for link in device.up if states.get(link, 1.0) == 0]
+        text = f"{len(down)} of {len(device.up)} NVLinks are down: {', '.join(map(str, down))}"
+        symptom = Symptom(float(bool(down)), text, float(len(down)), float(len(device.up)))
+        device.outage.follow(now, symptom, DOWN_S, 0.0)
         return True
-
-    def severity(self, device: NvlinkDevice) -> Severity:
-        """Return "critical" for a missing link, with which collectives fail or are slow."""
-        return "critical" if device.outage.found or "recovery" in device.fresh else "warning"
-
-    def describe(self, device: NvlinkDevice) -> str:
-        if device.outage.found:
-            links = ", ".join(map(str, device.down))
-            return f"{len(device.down)} of {len(device.up)} NVLinks are down: {links}"
-        if device.fresh:
-            counts = " and ".join(f"{count:.0f} {kind}" for kind, count in device.fresh.items())
-            return f"NVLink errors: {counts} since the links were last quiet"
-        rate = f"{device.crc_per_second:.3g} NVLink CRC errors a second"
-        return f"{rate} (limit {CRC_PER_SECOND:g})"
 
 
 def _count_grave(device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
@@ -227,13 +202,12 @@ LIMITS = {file.rpartition("/")[2]: limit for file, limit in ERRORS.items()}
 class PortDevice(Watched):
     """A network port.
 
-    was_up: whether the link was ever up. counts: errors by type. worst: the text of the worst.
-    grave, grave_time: the type and time of the newest grave error.
+    was_up: whether the link was ever up. counts: errors by type. grave, grave_time: the type and
+    time of the newest grave error.
     """
 
     was_up: bool = False
     counts: dict[str, CounterGrowth] = field(default_factory=dict)
-    worst: str = ""
     grave: str = ""
     grave_time: float = -NEVER
 
@@ -253,19 +227,15 @@ class NetworkLinkDown(DeviceWatch[PortDevice]):
     # A link that is retrained is down for some seconds; gpud counts a flap from 25 s on.
     hold_s = 25.0
     # Collectives over the port fail for every job.
-    usual_severity = "critical"
+    severity = "critical"
 
     def examine(self, device: PortDevice, seen: DeviceReading) -> Symptom | None:
         up = seen.metrics.get(_key("up", seen.device))
-        if up is None:
-            return None
         device.was_up |= bool(up)
-        device.worst = seen.device
-        return Symptom(1.0 - up, up, 1.0) if device.was_up else None
-
-    def describe(self, device: PortDevice) -> str:
-        state = "down" if device.hysteresis.value == 0 else "up"
-        return f"the network port {device.worst} is {state}"
+        if up is None or not device.was_up:
+            return None
+        text = f"the network port {seen.device} is {'up' if up else 'down'}"
+        return Symptom(1.0 - up, text, up, 1.0)
 
 
 class NetworkErrors(DeviceWatch[PortDevice]):
@@ -280,23 +250,19 @@ class NetworkErrors(DeviceWatch[PortDevice]):
     def examine(self, device: PortDevice, seen: DeviceReading) -> Symptom | None:
         keys = {kind: _key("errors_total", seen.device, kind) for kind in LIMITS}
         totals = {kind: seen.metrics.get(key) for kind, key in keys.items()}
-        rates, worst = rates_of(device.counts, totals, seen.time), 0.0
+        rates = rates_of(device.counts, totals, seen.time)
+        if not rates:
+            return None
+        worst, text = 0.0, "no errors of the network port lately"
         for kind, per_second in rates.items():
             limit = LIMITS[kind]
             if limit == 0 and per_second > 0:
                 device.grave, device.grave_time = kind, seen.time
             elif limit and per_second / limit > worst:
                 worst = per_second / limit
-                device.worst = (
-                    f"{per_second:.3g} {kind} a second at the network port {seen.device} "
-                    f"(limit {limit:.3g})"
-                )
-        if not rates:
-            return None
+                text = f"{per_second:.3g} {kind} a second at the network port {seen.device}"
+                text += f" (limit {limit:.3g})"
         if 0 <= seen.time - device.grave_time < QUIET_S:
-            device.worst = f"{device.grave} was counted at the network port {seen.device}"
-            return Symptom(1.0, 1.0, 0.0, 1.0)
-        return Symptom(worst, worst, None, 1.0)
-
-    def describe(self, device: PortDevice) -> str:
-        return device.worst or "no errors of the network port lately"
+            text = f"{device.grave} was counted at the network port {seen.device}"
+            return Symptom(1.0, text, 1.0, 0.0, 1.0)
+        return Symptom(worst, text, worst, limit=1.0)

@@ -63,12 +63,19 @@ MOST_WINDOWS = 10
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One evaluation. excess: the part of the limit, 1 at the limit. The rest is as in Detected."""
+    """One evaluation of a device.
+
+    excess: the part of the limit, 1 at the limit. text: a sentence with the numbers. severity,
+    hold_s: replace those of the kind. The rest is as in Detected.
+    """
 
     excess: float
+    text: str = ""
     value: float | None = None
     baseline: float | None = None
     limit: float | None = None
+    severity: Severity | None = None
+    hold_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -77,8 +84,8 @@ class Hysteresis:
 
     since: the first of the bad evaluations in a row or, once it is found, of the good ones.
     judged: the newest evaluation. pause_s: the pause before it. nearest: the largest excess so far;
-    an excess at the limit counts by the part of ``hold_s`` that it lasted. value, baseline, limit:
-    the newest symptom's.
+    an excess at the limit counts by the part of ``hold_s`` that it lasted. text, value, baseline,
+    limit: the newest symptom's.
     """
 
     found: bool = False
@@ -86,6 +93,7 @@ class Hysteresis:
     judged: float = -NEVER
     pause_s: float = 0.0
     nearest: float = 0.0
+    text: str = ""
     value: float | None = None
     baseline: float | None = None
     limit: float | None = None
@@ -95,34 +103,26 @@ class Hysteresis:
 
         It is found after ``hold_s`` at the limit, and over after ``clear_s`` below RELEASE of it.
         """
-        pause_s = now - self.judged
-        if pause_s < 0 or (self.known and pause_s > max(GAP_S, 3 * self.pause_s)):
+        pause_s, self.judged = now - self.judged, now
+        if not 0 <= pause_s <= max(GAP_S, 3 * self.pause_s):
             self.since = None
-        elif self.known and pause_s:
+        elif pause_s:
             self.pause_s = pause_s
-        self.judged = now
-        self.value, self.baseline, self.limit = symptom.value, symptom.baseline, symptom.limit
-        lasted_s = self._lasted_s(now, symptom.excess)
+        self.text, self.value = symptom.text, symptom.value
+        self.baseline, self.limit = symptom.baseline, symptom.limit
         near = symptom.excess
+        is_turning = near < RELEASE if self.found else near >= 1
+        if not is_turning:
+            self.since = None
+        elif self.since is None:
+            self.since = now
+        lasted_s = 0.0 if self.since is None else now - self.since
         if near >= 1:
             near = 1.0 if self.found or lasted_s >= hold_s else lasted_s / hold_s
         self.nearest = max(self.nearest, near)
-        if self.since is not None and lasted_s >= (clear_s if self.found else hold_s):
+        if is_turning and lasted_s >= (clear_s if self.found else hold_s):
             self.found, self.since = not self.found, None
         return self.found
-
-    def _lasted_s(self, now: float, excess: float) -> float:
-        turning = excess < RELEASE if self.found else excess >= 1
-        if not turning:
-            self.since = None
-            return 0.0
-        if self.since is None:
-            self.since = now
-        return now - self.since
-
-    @property
-    def known(self) -> bool:
-        return self.judged > -NEVER
 
     def interrupt(self) -> None:
         """Ignore the bad evaluations so far, unless the symptom is found."""
@@ -173,6 +173,8 @@ MAX_DEVICES = 256
 REPEAT_S = 10.0
 # A symptom that could not be evaluated for this long (no load, not read) counts as over.
 STALE_S = 600.0
+# How often devices are checked that may not be read any more.
+CHECK_INTERVAL_S = 1.0
 
 
 @dataclass(slots=True)
@@ -195,13 +197,6 @@ class DeviceStates(Generic[S]):
     devices: dict[str, S] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class WatchedStates(DeviceStates[S]):
-    """The states of devices. deadline: when the next found symptom may become stale."""
-
-    deadline: float = NEVER
-
-
 class DeviceDetector(Detector, Generic[D]):
     """A detector that remembers each device in a ``device_type``."""
 
@@ -215,7 +210,7 @@ class DeviceDetector(Detector, Generic[D]):
 
     @property
     def state_form(self) -> Any:
-        return GenericAlias(type(self.state), (self.device_type,))
+        return GenericAlias(DeviceStates, (self.device_type,))
 
     def device(self, uuid: str) -> D:
         """Return the state of a device; if there are too many, evict the one silent for longest."""
@@ -229,83 +224,69 @@ class DeviceDetector(Detector, Generic[D]):
 
 
 class DeviceWatch(DeviceDetector[D]):
-    """A detector of symptoms: found after they last ``hold_s``, over after ``clear_s`` without.
-
-    A symptom that could not be evaluated for ``stale_s`` is over.
-    """
+    """A detector of symptoms: found after they last ``hold_s``, over after ``clear_s`` without."""
 
     hold_s: float = 0.0
     clear_s: float = 0.0
-    stale_s: float = STALE_S
-    waits = True
-    usual_severity: Severity = "warning"
+    severity: Severity = "warning"
 
     def __init__(self) -> None:
-        self.state = WatchedStates()
+        super().__init__()
+        self._checked = -NEVER
 
     @abstractmethod
     def examine(self, device: D, seen: DeviceReading) -> Symptom | None:
         """Return the symptom of a reading; None if the reading lacks the needed values."""
 
-    @abstractmethod
-    def describe(self, device: D) -> str:
-        """Describe the last evaluated symptom in one sentence with numbers."""
-
-    def severity(self, device: D) -> Severity:
-        return self.usual_severity
-
     def observe(self, seen: Any) -> Results:
         device = self.device(seen.device)
         symptom = self.examine(device, seen)
         device.seen = seen.time
-        if symptom is None:
-            return ()
-        return self.follow(seen.device, device, symptom, seen.time, self.hold_s)
+        results = self.follow(seen.device, device, symptom, seen.time) if symptom else []
+        if abs(seen.time - self._checked) >= CHECK_INTERVAL_S:
+            results.extend(self.check_all(seen.time))
+            self._checked = seen.time
+        return results
 
-    def follow(
-        self, uuid: str, device: D, symptom: Symptom, now: float, hold_s: float
-    ) -> tuple[DetectorResult, ...]:
-        hysteresis = device.hysteresis
-        before = hysteresis.found
+    def follow(self, uuid: str, device: D, symptom: Symptom, now: float) -> list[DetectorResult]:
+        hysteresis, before = device.hysteresis, device.hysteresis.found
+        hold_s = self.hold_s if symptom.hold_s is None else symptom.hold_s
         if not hysteresis.follow(now, symptom, hold_s, self.clear_s):
-            return (Cleared(now, device=uuid),) if before else ()
+            return [Cleared(now, device=uuid)] if before else []
         if before and 0 <= now - device.found_time < REPEAT_S:
-            return ()
+            return []
         device.found_time = now
-        self.state.deadline = min(self.state.deadline, now + self.stale_s)
         found = Detected(
             now,
-            self.severity(device),
-            self.describe(device),
+            symptom.severity or self.severity,
+            symptom.text,
             device=uuid,
-            value=hysteresis.value,
-            baseline=hysteresis.baseline,
+            value=symptom.value,
+            baseline=symptom.baseline,
         )
-        return (found,)
+        return [found]
 
-    def expire(self, now: float) -> Results:
-        results = []
-        self.state.deadline = NEVER
+    def check_all(self, now: float) -> Iterable[DetectorResult]:
+        """Yield the results for devices that were not read or evaluated: stale symptoms end."""
+        # The daemon was away, not the devices.
+        was_away = now - self._checked >= STALE_S
         for uuid, device in self.state.devices.items():
-            due = device.hysteresis.judged + self.stale_s
-            if not device.hysteresis.found:
-                continue
-            if due <= now:
-                device.hysteresis.end()
-                results.append(Cleared(now, device=uuid))
-            else:
-                self.state.deadline = min(self.state.deadline, due)
-        return results
+            hysteresis = device.hysteresis
+            if hysteresis.found and was_away:
+                hysteresis.judged = now
+            elif hysteresis.found and now - hysteresis.judged >= STALE_S:
+                hysteresis.end()
+                yield Cleared(now, device=uuid)
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for uuid, device in self.state.devices.items():
             hysteresis = device.hysteresis
-            if not hysteresis.known:
+            if not hysteresis.text:
                 yield DetectorStatus("learning", self.unknown, device=uuid)
                 continue
             yield DetectorStatus(
                 "found" if hysteresis.found else "fine",
-                self.describe(device),
+                hysteresis.text,
                 device=uuid,
                 value=hysteresis.value,
                 baseline=hysteresis.baseline,
