@@ -11,7 +11,7 @@ from tests.detection.streams import EPOCH_S, Job, alone, fed, kinds_of, opened, 
 from warpwatch_detection.engine import Detection
 from warpwatch_detection.signals.memory_growth import GrowthPoint, theil_sen
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record, Step
+from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Record, Step
 
 MB, GB = 1e6, 1e9
 STEP_S = 0.5
@@ -239,8 +239,10 @@ def test_a_retried_allocation_is_found_and_over_after_five_calm_minutes(golden_r
     found = opened(engine, [allocator(job, 2, allocation_retries=5)])
     assert kinds_of(found) == [("memory_pressure", 1)]
     golden_report(engine)
-    opened(engine, [allocator(job, 200, allocation_retries=5), Clock(job.time + 301)])
-    assert [a.end_time for a in fed(engine, [Clock(job.time + 303)])] == [job.time + 302]
+    assert opened(engine, [allocator(job, s, allocation_retries=5) for s in (200, 301)]) == []
+    assert engine.active
+    over = fed(engine, [allocator(job, 302, allocation_retries=5)])
+    assert [a.end_time for a in over] == [job.time + 302]
 
 
 def test_retries_of_the_first_steps_and_a_successors_count_are_no_news():

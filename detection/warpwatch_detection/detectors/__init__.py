@@ -53,7 +53,7 @@ DETECTORS: dict[str, MakeDetector] = {
     "oom": lambda *_: Oom(),
     "crash": lambda *_: Crash(),
     "memory_leak": lambda _, __, ranks: MemoryLeak(ranks),
-    "memory_pressure": lambda *_: MemoryPressure(),
+    "memory_pressure": lambda _, __, ranks: MemoryPressure(ranks),
     "hang": lambda kinds, *_: Hang(kinds.hang),
     "data_stall": lambda kinds, *_: DataStall(kinds.false_alarms_per_job_day),
     "gc_pause": lambda kinds, *_: GcPause(kinds.false_alarms_per_job_day),

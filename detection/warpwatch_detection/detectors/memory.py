@@ -6,16 +6,14 @@ Memory is that of the device and that of the process on its host.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from warpwatch_detection.detector import (
-    NEVER,
     WARMUP_STEPS,
     Cleared,
     Detector,
-    DetectorResult,
     DetectorStatus,
     Observation,
     Results,
@@ -23,7 +21,7 @@ from warpwatch_detection.detector import (
     rank_names,
 )
 from warpwatch_detection.ranks import Exit, RankDevices, as_exit
-from warpwatch_detection.signals.memory_growth import MIN_SHARE, WINDOW_BLOCKS, MemoryGrowth, Trend
+from warpwatch_detection.signals.memory_growth import MIN_SHARE, WINDOW_BLOCKS, MemoryGrowth
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
@@ -31,6 +29,9 @@ from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen,
 
 class MemoryDetector(Detector):
     """Finds one fault per job, and names the rank if it is the only one."""
+
+    def __init__(self, ranks: RankDevices) -> None:
+        self._ranks = ranks
 
     @abstractmethod
     def evaluate(self, name: JobId, job: Any, now: float) -> Results: ...
@@ -44,20 +45,20 @@ class MemoryDetector(Detector):
 
 
 _FREE = ("device_memory_free_bytes", ())
+# The memory of the allocator on the device, and that of the process on its host.
+DEVICE, HOST = "device", "host"
 
 
 @dataclass(slots=True)
 class LeakingRank:
     """The memory of one rank.
 
-    device_growth, host_growth: the growth of its allocator's memory and of its process.
-    reusable_bytes: memory that the allocator has reserved but not allocated. host_left_bytes: free
-    memory of its control group or host.
+    growths: the growth of DEVICE and HOST memory. reusable_bytes: memory that the allocator has
+    reserved but not allocated. host_left_bytes: free memory of its control group or host.
     """
 
     step: int
-    device_growth: MemoryGrowth | None = None
-    host_growth: MemoryGrowth | None = None
+    growths: dict[str, MemoryGrowth] = field(default_factory=dict)
     reusable_bytes: float = 0.0
     host_left_bytes: float | None = None
 
@@ -83,7 +84,7 @@ class MemoryLeak(MemoryDetector):
     reads = (Step, RankEvent, DeviceReading, End)
 
     def __init__(self, ranks: RankDevices) -> None:
-        self._ranks = ranks
+        super().__init__(ranks)
         self.state = MemoryLeakState()
 
     def observe(self, seen: Observation) -> Results:
@@ -105,28 +106,21 @@ class MemoryLeak(MemoryDetector):
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             for number, rank in job.ranks.items():
-                if rank.device_growth is not None:
-                    yield self._status(name, number, rank.device_growth, "device memory")
-                if rank.host_growth is not None:
-                    yield self._status(name, number, rank.host_growth, "host memory")
+                for where, growth in rank.growths.items():
+                    yield self._status(name, number, growth, where)
 
     def _step(self, seen: Step) -> Results:
-        name, number = seen.job_id, seen.step
-        job = self.state.jobs.get(name) or self.state.jobs.setdefault(name, LeakingJob())
+        job = self.state.jobs.get(seen.job_id)
+        if job is None:
+            job = self.state.jobs[seen.job_id] = LeakingJob()
         rank = job.ranks.get(seen.rank)
-        if rank is None or number < rank.step:
+        if rank is None or seen.step < rank.step:
             # A restart begins with an empty memory; a record that is late looks the same.
-            rank = job.ranks[seen.rank] = LeakingRank(number)
-        rank.step = number
-        if seen.work_class and rank.host_growth is not None:
-            rank.host_growth.follows_load = True
-        if seen.memory_allocated_bytes is None:
-            return ()
-        if rank.device_growth is None:
-            rank.device_growth = MemoryGrowth(number)
-        used, left = seen.memory_allocated_bytes, self._device_left(name, seen.rank, rank)
-        has_block = rank.device_growth.add(number, seen.time, used, left, len(job.ranks))
-        return self._add_block(seen, job, rank.device_growth) if has_block else ()
+            rank = job.ranks[seen.rank] = LeakingRank(seen.step)
+        rank.step = seen.step
+        if seen.work_class and HOST in rank.growths:
+            rank.growths[HOST].follows_load = True
+        return self._add(seen, job, rank, DEVICE, seen.memory_allocated_bytes)
 
     def _event(self, seen: RankEvent) -> Results:
         job = self.state.jobs.get(seen.job_id)
@@ -140,53 +134,63 @@ class MemoryLeak(MemoryDetector):
                 rank.reusable_bytes = max(0.0, reserved - allocated)
         elif seen.event == "process":
             rank.host_left_bytes = detail_number(seen, "available_bytes")
-            used = detail_number(seen, "anonymous_bytes")
-            if used is not None:
-                if rank.host_growth is None:
-                    rank.host_growth = MemoryGrowth(rank.step, patient=True)
-                left, ranks = rank.host_left_bytes, len(job.ranks)
-                if rank.host_growth.add(rank.step, seen.time, used, left, ranks):
-                    return self._add_block(seen, job, rank.host_growth)
+            return self._add(seen, job, rank, HOST, detail_number(seen, "anonymous_bytes"))
         return ()
 
-    def _add_block(self, seen: Step | RankEvent, job: LeakingJob, growth: MemoryGrowth) -> Results:
+    def _add(
+        self, seen: Step | RankEvent, job: LeakingJob, rank: LeakingRank, where: str,
+        used: float | None,
+    ) -> Results:  # fmt: skip
+        """Add a sample of one memory of a rank, if it is known."""
+        if used is None:
+            return ()
+        growth = rank.growths.get(where)
+        if growth is None:
+            growth = rank.growths[where] = MemoryGrowth(rank.step, patient=where == HOST)
+        left = self._left(seen.job_id, seen.rank, rank, where)
+        has_block = growth.add(rank.step, seen.time, used, left, len(job.ranks))
         # While none grows, only the level that has a new block has to be evaluated.
-        is_due = job.found or growth.found is not None
+        is_due = has_block and (job.found or growth.found is not None)
         return self.evaluate(seen.job_id, job, seen.time) if is_due else ()
 
+    def _left(self, name: JobId, number: int, rank: LeakingRank, where: str) -> float | None:
+        """Return the free memory of host, or of device and allocator; None if it is unknown."""
+        if where == HOST:
+            return rank.host_left_bytes
+        free = self.state.device_left_bytes.get(self._ranks.device(name, number) or "")
+        return None if free is None else free + rank.reusable_bytes
+
     def evaluate(self, name: JobId, job: LeakingJob, now: float) -> Results:
-        device = {r: m.device_growth for r, m in job.ranks.items() if m.device_growth is not None}
-        host = {r: m.host_growth for r, m in job.ranks.items() if m.host_growth is not None}
-        for growths, on_device in ((device, True), (host, False)):
+        for where in (DEVICE, HOST):
+            growths = {n: r.growths[where] for n, r in job.ranks.items() if where in r.growths}
             if any(growth.found is not None for growth in growths.values()):
                 # Peers are named too that will be found when their block ends a record later.
-                leaking = {r: growth for r, growth in growths.items() if growth.suspected}
+                leaking = {n: growth for n, growth in growths.items() if growth.suspected}
                 job.found = True
-                return (self._found(name, job, leaking, on_device, now),)
-        if job.found:
-            job.found = False
-            return (Cleared(now, name),)
-        return ()
+                return (self._found(name, job, leaking, where, now),)
+        was_found, job.found = job.found, False
+        return (Cleared(now, name),) if was_found else ()
 
     def _found(
-        self,
-        name: JobId,
-        job: LeakingJob,
-        leaking: dict[int, MemoryGrowth],
-        on_device: bool,
-        now: float,
+        self, name: JobId, job: LeakingJob, leaking: dict[int, MemoryGrowth], where: str, now: float
     ) -> Detected:
-        trends = {rank: growth.window.trend() for rank, growth in leaking.items()}
-        worst = max(trends, key=lambda rank: trends[rank].slope)
+        trends = {number: growth.window.trend() for number, growth in leaking.items()}
+        worst = max(trends, key=lambda number: trends[number].slope)
         window, slope = leaking[worst].window, trends[worst].slope
-        left = [self._lasts_s(name, job, n, trend, on_device) for n, trend in trends.items()]
-        lasts_s = min((seconds for seconds in left if seconds is not None), default=None)
+        lasts_s = []
+        for number, trend in trends.items():
+            left = self._left(name, number, job.ranks[number], where)
+            if left is not None and trend.slope * trend.steps_per_s > 0:
+                lasts_s.append(left / (trend.slope * trend.steps_per_s))
         begin = window.points[0].step if window.begin_step is None else window.begin_step
-        end = "" if lasts_s is None else f": out of memory in about {duration(lasts_s)}"
+        s = "s" if len(leaking) == 1 else ""
+        verb, what = ("allocate", "more") if where == DEVICE else ("take", "more host memory")
+        end = f": out of memory in about {duration(min(lasts_s))}" if lasts_s else ""
         return Detected(
             now,
             "warning",
-            f"{_who(leaking, slope, on_device)} each step since step {begin}{end}",
+            f"{rank_names(leaking)} {verb}{s} {size(slope)} {what} each step since step "
+            f"{begin}{end}",
             **name.fields(),
             rank=worst if len(leaking) == 1 else None,
             step=job.ranks[worst].step,
@@ -195,33 +199,19 @@ class MemoryLeak(MemoryDetector):
             baseline=0.0,
         )
 
-    def _lasts_s(
-        self, name: JobId, job: LeakingJob, number: int, trend: Trend, on_device: bool
-    ) -> float | None:
-        """Return the seconds until memory is full at this pace; None if that is unknown."""
-        rank = job.ranks[number]
-        left = self._device_left(name, number, rank) if on_device else rank.host_left_bytes
-        pace = trend.slope * trend.steps_per_s
-        return None if left is None or pace <= 0 else left / pace
-
-    def _device_left(self, name: JobId, number: int, rank: LeakingRank) -> float | None:
-        """Return the free memory of the rank's device and of its allocator."""
-        free = self.state.device_left_bytes.get(self._ranks.device(name, number) or "")
-        return None if free is None else free + rank.reusable_bytes
-
-    def _status(self, name: JobId, rank: int, growth: MemoryGrowth, of: str) -> DetectorStatus:
-        window, known = growth.window, len(growth.short.points)
-        trend, exhaustion = window.trend(), growth.exhaustion
-        text = f"{of} of rank {rank}: {known} of {WINDOW_BLOCKS} blocks are there"
+    def _status(self, name: JobId, rank: int, growth: MemoryGrowth, where: str) -> DetectorStatus:
+        window, trend, exhaustion = growth.window, growth.window.trend(), growth.exhaustion
+        text = f"{where} memory of rank {rank}"
         if trend.limit:
-            text = (
-                f"{of} of rank {rank} moves by {size(trend.slope)} a step, limit "
-                f"{size(trend.limit)} in every part of {len(window.points)} blocks"
+            text += (
+                f" moves by {size(trend.slope)} a step, limit {size(trend.limit)} in every part of "
+                f"{len(window.points)} blocks"
             )
+        else:
+            text += f": {len(growth.short.points)} of {WINDOW_BLOCKS} blocks are there"
         if exhaustion.points:
             text += f"; {exhaustion.share:.0%} of what was left is gone, limit {MIN_SHARE:.0%}"
-        came = [(one.nearest or 0.0, one.nearest_step) for one in (growth.short, exhaustion)]
-        nearest, nearest_step = max(came, key=lambda one: one[0])
+        nearest = max(growth.short, exhaustion, key=lambda one: one.nearest or 0.0)
         return DetectorStatus(
             "found" if growth.found else "fine" if trend.limit else "learning",
             text,
@@ -230,16 +220,9 @@ class MemoryLeak(MemoryDetector):
             value=trend.slope,
             baseline=0.0,
             limit=trend.limit,
-            nearest=None if nearest_step is None else nearest,
-            nearest_step=nearest_step,
+            nearest=nearest.nearest,
+            nearest_step=nearest.nearest_step,
         )
-
-
-def _who(leaking: Collection[int], slope: float, on_device: bool) -> str:
-    who, s = rank_names(leaking), "s" if len(leaking) == 1 else ""
-    if on_device:
-        return f"{who} allocate{s} {size(slope)} more"
-    return f"{who} take{s} {size(slope)} more host memory"
 
 
 def size(n_bytes: float) -> str:
@@ -305,12 +288,25 @@ class RankPressure:
 
     steps: int = 0
     step: int | None = None
-    device: str | None = None
     retries: float | None = None
     retried: float = 0.0
     retried_time: float | None = None
     in_use: float | None = None
     host: Fullness = field(default_factory=Fullness)
+
+    def allocator(self, seen: RankEvent) -> None:
+        """Apply an event ``memory``."""
+        peak = detail_number(seen, "peak_allocated_bytes")
+        reserved = detail_number(seen, "reserved_bytes")
+        self.in_use = peak / reserved if peak is not None and reserved else None
+        retries = detail_number(seen, "allocation_retries")
+        if retries is None:
+            return
+        before, self.retries = self.retries, retries
+        # A successor's count begins at 0; the first steps try out how much fits.
+        if before is not None and retries > before and self.steps > WARMUP_STEPS:
+            self.retried += retries - before
+            self.retried_time = seen.time
 
 
 @dataclass(slots=True)
@@ -325,7 +321,6 @@ class MemoryPressureState:
 
     jobs: dict[JobId, JobPressure] = field(default_factory=dict)
     devices: dict[str, Fullness] = field(default_factory=dict)
-    deadline: float = NEVER
 
 
 # The value of a shortage of memory, its limit, and a text.
@@ -334,54 +329,41 @@ Shortage = tuple[float, float, str]
 
 class MemoryPressure(MemoryDetector):
     kind = "memory_pressure"
-    waits = True
     state: MemoryPressureState
     reads = (Step, RankSeen, RankEvent, DeviceReading, End)
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: RankDevices) -> None:
+        super().__init__(ranks)
         self.state = MemoryPressureState()
 
     def observe(self, seen: Observation) -> Results:
-        if isinstance(seen, Step):
-            rank = self._rank(seen.job_id, seen.rank)
-            rank.steps += 1
-            rank.step = seen.step
-        elif isinstance(seen, DeviceReading):
+        if isinstance(seen, DeviceReading):
             return self._device(seen)
-        elif isinstance(seen, RankSeen):
-            self._rank(seen.job_id, seen.rank).device = seen.device
-        elif exit := as_exit(seen):
+        if exit := as_exit(seen):
             return self.leave(exit)
-        elif isinstance(seen, RankEvent):
+        if isinstance(seen, RankEvent):
             return self._event(seen)
+        if isinstance(seen, Step | RankSeen):
+            rank = self._rank(seen.job_id, seen.rank)
+            if isinstance(seen, Step):
+                rank.steps, rank.step = rank.steps + 1, seen.step
         return ()
-
-    def expire(self, now: float) -> Results:
-        results: list[DetectorResult] = []
-        for name, job in self.state.jobs.items():
-            for rank in job.ranks.values():
-                if rank.retried_time is not None and _past_at(rank) <= now:
-                    rank.retried, rank.retried_time = 0.0, None
-            results += self.evaluate(name, job, now)
-        self._schedule()
-        return results
 
     def forget(self, job: JobId) -> None:
         self.state.jobs.pop(job, None)
-        used = {rank.device for other in self.state.jobs.values() for rank in other.ranks.values()}
-        for device in self.state.devices.keys() - used:
+        for device in [one for one in self.state.devices if not any(self._ranks.on(one))]:
             del self.state.devices[device]
-        self._schedule()
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             for number, rank in job.ranks.items():
-                full = self.state.devices.get(rank.device or "")
+                full = self._fullness(name, number)
                 said = [f"{rank.retries:.0f} allocation retries"] if rank.retries else []
                 said += [f"device {full.share:.0%} in use"] if full is not None else []
                 said += [f"host memory {rank.host.share:.0%} in use"] if rank.host.share else []
+                is_short = self._shortage(name, number, rank) is not None
                 yield DetectorStatus(
-                    "found" if self._shortages(number, rank) else "fine" if said else "learning",
+                    "found" if is_short else "fine" if said else "learning",
                     f"rank {number}: {', '.join(said) or 'nothing is known of its memory'}",
                     **name.fields(),
                     rank=number,
@@ -393,63 +375,42 @@ class MemoryPressure(MemoryDetector):
         ranks = self.state.jobs.setdefault(name, JobPressure()).ranks
         return ranks.get(number) or ranks.setdefault(number, RankPressure())
 
+    def _fullness(self, name: JobId, rank: int) -> Fullness | None:
+        return self.state.devices.get(self._ranks.device(name, rank) or "")
+
     def _device(self, seen: DeviceReading) -> Results:
         used, total = seen.metrics.get(_USED), seen.metrics.get(_TOTAL)
-        names = [
-            name
-            for name, job in self.state.jobs.items()
-            if any(rank.device == seen.device for rank in job.ranks.values())
-        ]
         usable = (total or 0.0) - seen.metrics.get(_RESERVED, 0.0)
+        jobs = self.state.jobs
+        names = dict.fromkeys(job for job, _ in self._ranks.on(seen.device) if job in jobs)
         if used is None or usable <= 0 or not names:
             return ()
         full = self.state.devices.setdefault(seen.device, Fullness())
         full.update(used / usable, DEVICE_SHARE, seen.time)
-        return [v for name in names for v in self.evaluate(name, self.state.jobs[name], seen.time)]
+        return [one for name in names for one in self.evaluate(name, jobs[name], seen.time)]
 
     def _event(self, seen: RankEvent) -> Results:
         if seen.event not in ("memory", "process") or seen.job_id not in self.state.jobs:
             return ()
         rank = self._rank(seen.job_id, seen.rank)
+        left, limit = (detail_number(seen, name) for name in ("available_bytes", "limit_bytes"))
         if seen.event == "memory":
-            self._allocator(rank, seen)
-        else:
-            left, limit = (detail_number(seen, name) for name in ("available_bytes", "limit_bytes"))
-            if left is not None and limit:
-                rank.host.update(1.0 - left / limit, HOST_SHARE, seen.time)
+            rank.allocator(seen)
+        elif left is not None and limit:
+            rank.host.update(1.0 - left / limit, HOST_SHARE, seen.time)
         return self.evaluate(seen.job_id, self.state.jobs[seen.job_id], seen.time)
 
-    def _allocator(self, rank: RankPressure, seen: RankEvent) -> None:
-        peak = detail_number(seen, "peak_allocated_bytes")
-        reserved = detail_number(seen, "reserved_bytes")
-        rank.in_use = peak / reserved if peak is not None and reserved else None
-        retries = detail_number(seen, "allocation_retries")
-        if retries is None:
-            return
-        before, rank.retries = rank.retries, retries
-        # A successor's count begins at 0; the first steps try out how much fits.
-        if before is not None and retries > before and rank.steps > WARMUP_STEPS:
-            rank.retried += retries - before
-            rank.retried_time = seen.time
-            self._schedule()
-
-    def leave(self, exit: Exit) -> Results:
-        results = super().leave(exit)
-        self._schedule()
-        return results
-
-    def _schedule(self) -> None:
-        jobs = self.state.jobs.values()
-        times = (_past_at(rank) for job in jobs for rank in job.ranks.values())
-        self.state.deadline = min(times, default=NEVER)
-
     def evaluate(self, name: JobId, job: JobPressure, now: float) -> Results:
-        short = {n: some for n, rank in job.ranks.items() if (some := self._shortages(n, rank))}
-        was, job.found = job.found, bool(short)
+        short: dict[int, Shortage] = {}
+        for number, rank in job.ranks.items():
+            if rank.retried_time is not None and now - rank.retried_time >= RETRIES_PAST_S:
+                rank.retried, rank.retried_time = 0.0, None
+            if shortage := self._shortage(name, number, rank):
+                short[number] = shortage
+        was_found, job.found = job.found, bool(short)
         if not short:
-            return (Cleared(now, name),) if was else ()
-        first = next(iter(short))
-        value, limit, text = short[first][0]
+            return (Cleared(now, name),) if was_found else ()
+        first, (value, limit, text) = next(iter(short.items()))
         found = Detected(
             now,
             "warning",
@@ -462,26 +423,20 @@ class MemoryPressure(MemoryDetector):
         )
         return (found,)
 
-    def _shortages(self, number: int, rank: RankPressure) -> list[Shortage]:
-        found: list[Shortage] = []
-        device = self.state.devices.get(rank.device or "")
+    def _shortage(self, name: JobId, number: int, rank: RankPressure) -> Shortage | None:
         if rank.retried_time is not None:
             text = (
                 f"rank {number}'s allocator found no room {rank.retried:.0f} times, gave its cache "
                 "back and tried again"
             )
-            found.append((rank.retried, 0.0, text))
+            return rank.retried, 0.0, text
+        device = self._fullness(name, number)
         # Unused reserved memory is freed as soon as it is needed.
         in_need = rank.in_use is None or rank.in_use >= 1.0 - IDLE_RESERVE
         if device is not None and device.full and in_need:
             text = f"the device of rank {number} is {device.share:.0%} full"
-            found.append((device.share, DEVICE_SHARE, text))
+            return device.share, DEVICE_SHARE, text
         if rank.host.full:
             text = f"host memory of rank {number} is {rank.host.share:.0%} full"
-            found.append((rank.host.share, HOST_SHARE, text))
-        return found
-
-
-def _past_at(rank: RankPressure) -> float:
-    """Return when the allocator's retries no longer count."""
-    return NEVER if rank.retried_time is None else rank.retried_time + RETRIES_PAST_S
+            return rank.host.share, HOST_SHARE, text
+        return None
