@@ -313,8 +313,6 @@ class StepsDetector(JobsDetector[J]):
 
 # --- all detectors ---
 
-# A kind, its detector's ``observe``, and its place in the deadlines (-1 without one).
-Reader = tuple[str, Callable[[Observation], Results], int]
 # The results of detectors in the order in which they were asked, each with its kind.
 KindResults = list[tuple[str, DetectorResult]]
 
@@ -323,54 +321,54 @@ class DetectorRunner:
     """Turns observations and the passing of time into the results of all detectors.
 
     A detector that raises does not affect the others: the error is counted by kind in ``failures``,
-    and the detector is not asked for the same deadline again. deadline: the earliest of all.
+    and the detector is not asked for the same deadline again.
     """
 
     def __init__(self, detectors: Sequence[Detector]) -> None:
         self.detectors = detectors
         self.failures: Counter[str] = Counter()
-        self.deadline = NEVER
         self._timed = [one for one in detectors if one.waits]
-        self._states: list[Any] = []
-        # By place in ``_timed``; NEVER for a deadline at which the detector failed.
-        self._deadlines: list[float] = []
-        self._failed: dict[int, float] = {}
         # By type of observation.
-        self._readers: dict[type, list[Reader]] = {}
+        self._readers: dict[type, list[Detector]] = {}
         for detector in detectors:
-            place = self._timed.index(detector) if detector.waits else -1
             for seen in detector.reads:
-                reader = (detector.kind, detector.observe, place)
-                self._readers.setdefault(seen, []).append(reader)
+                self._readers.setdefault(seen, []).append(detector)
+        # By kind, the deadline at which the detector failed.
+        self._failed: dict[str, float] = {}
         self._failure: Exception | None = None
-        self.read_deadlines()
+
+    @property
+    def deadline(self) -> float:
+        """The earliest deadline of all detectors."""
+        return min([self._due(one) for one in self._timed], default=NEVER)
+
+    def _due(self, detector: Detector) -> float:
+        due: float = detector.state.deadline
+        return due if self._failed.get(detector.kind) != due else NEVER
 
     def observe(self, seen: Observation) -> KindResults:
         """Return the results of all detectors that read the observation's type."""
         found: KindResults = []
-        for kind, observe, place in self._readers.get(type(seen), ()):
+        for detector in self._readers.get(type(seen), ()):
             try:
-                if results := observe(seen):
-                    found += [(kind, one) for one in results]
+                if results := detector.observe(seen):
+                    found += [(detector.kind, one) for one in results]
             except Exception as error:
-                self._fail(kind, error)
-            if place >= 0 and self._states[place].deadline != self._deadlines[place]:
-                self.read_deadlines()
+                self._fail(detector, error)
         return found
 
     def expire(self, now: float, put_off: Callable[[float], float]) -> KindResults:
         """Return the results of detectors that are due. put_off: delays a deadline."""
         found: KindResults = []
-        for place, detector in enumerate(self._timed):
-            if put_off(self._deadlines[place]) > now:
+        for detector in self._timed:
+            due = self._due(detector)
+            if put_off(due) > now:
                 continue
-            due = detector.state.deadline
             try:
                 found += [(detector.kind, one) for one in detector.expire(now)]
             except Exception as error:
-                self._failed[place] = due
-                self._fail(detector.kind, error)
-        self.read_deadlines()
+                self._failed[detector.kind] = due
+                self._fail(detector, error)
         return found
 
     def forget(self, job: JobId) -> None:
@@ -378,22 +376,13 @@ class DetectorRunner:
             try:
                 detector.forget(job)
             except Exception as error:
-                self._fail(detector.kind, error)
-        self.read_deadlines()
-
-    def read_deadlines(self) -> None:
-        """Read the deadlines again after states were changed or replaced."""
-        self._states = [detector.state for detector in self._timed]
-        deadlines = enumerate(state.deadline for state in self._states)
-        failed = self._failed
-        self._deadlines = [NEVER if failed.get(place) == due else due for place, due in deadlines]
-        self.deadline = min(self._deadlines, default=NEVER)
+                self._fail(detector, error)
 
     def pop_failure(self) -> Exception | None:
         """Return the first error that a detector raised since the last call."""
         failure, self._failure = self._failure, None
         return failure
 
-    def _fail(self, kind: str, error: Exception) -> None:
-        self.failures[kind] += 1
+    def _fail(self, detector: Detector, error: Exception) -> None:
+        self.failures[detector.kind] += 1
         self._failure = self._failure or error

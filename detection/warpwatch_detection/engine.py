@@ -198,7 +198,6 @@ class Detection:
         is found again soon is the same anomaly.
         """
         self._resumption = Resumption(now, self._time, self._ranks.jobs)
-        self.runner.read_deadlines()
         kinds = {detector.kind for detector in self.runner.detectors} - fresh
         why = ", judged from the start since the daemon was restarted"
         return self.register.end_other_kinds(kinds, self._time, why)
@@ -209,7 +208,6 @@ class Detection:
             self._resumption = Resumption(now, self._time, {})
         else:
             self._resumption.skip(now, self._time)
-        self.runner.read_deadlines()
 
     def resolve(self, ident: str, now: float, who: str) -> list[Change]:
         """End an anomaly that only service ends; the summary names ``who`` did it.

@@ -130,7 +130,6 @@ def restart(engine: Detection) -> None:
     for detector in engine.runner.detectors:
         saved = msgspec.msgpack.encode(detector.state)
         detector.state = msgspec.msgpack.decode(saved, type=detector.state_form)
-    engine.runner.read_deadlines()
 
 
 def with_events(steps: Iterable[Step], tell: Extra) -> Iterator[Record]:
