@@ -98,8 +98,10 @@ class RankDevices:
 
     def spans_nodes(self, job: JobId) -> bool:
         """Return whether the job has ranks that are not followed here; a fleet follows all."""
-        ranks = self.jobs.get(job, {})
-        return len(ranks) < max((rank.world_size for rank in ranks.values()), default=0)
+        return len(self.jobs.get(job, {})) < self.world_size(job)
+
+    def world_size(self, job: JobId) -> int:
+        return max((rank.world_size for rank in self.jobs.get(job, {}).values()), default=0)
 
     def longest_silent(self, owner: str | None = None) -> tuple[JobId, float]:
         """Return the job that is silent for longest, and its last time. There must be a job.

@@ -54,7 +54,7 @@ DETECTORS: dict[str, MakeDetector] = {
     "crash": lambda *_: Crash(),
     "memory_leak": lambda _, __, ranks: MemoryLeak(ranks),
     "memory_pressure": lambda _, __, ranks: MemoryPressure(ranks),
-    "hang": lambda kinds, *_: Hang(kinds.hang),
+    "hang": lambda kinds, _, ranks: Hang(kinds.hang, ranks),
     "data_stall": lambda kinds, *_: DataStall(kinds.false_alarms_per_job_day),
     "gc_pause": lambda kinds, *_: GcPause(kinds.false_alarms_per_job_day),
     "straggler": lambda kinds, *_: Straggler(kinds.false_alarms_per_job_day),

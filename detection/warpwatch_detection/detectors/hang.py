@@ -22,14 +22,19 @@ from warpwatch_detection.detector import (
 from warpwatch_detection.detectors.serving.stalls import ServerProgress
 from warpwatch_detection.detectors.step_progress import (
     DeviceActivity,
+    Idle,
     JobProgress,
     RankProgress,
+    idle_rank,
+    idle_since,
     read_device,
+    read_process,
 )
 from warpwatch_detection.job_steps import CaptureWindows
+from warpwatch_detection.ranks import RankDevices
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Serve, Step
+from warpwatch_telemetry.records import DeviceReading, End, RankEvent, Serve, Step
 
 # If steps are slow, this many typical steps are the timeout.
 TIMEOUT_STEPS = 28.0
@@ -38,6 +43,8 @@ GAP_FACTOR = 1.15
 # Processes and devices must be idle for this time; as they are read every 2 s, a hang is found
 # within 30 s.
 IDLE_S = 20.0
+# Once a job has been silent for longer than its least limit, it is checked this often.
+CHECK_S = 1.0
 # For this time, survivors that wait for a dead rank are not a hang: the crash is their cause.
 CRASH_QUIET_S = 600.0
 # A process with this reason of silence may be in a long call in C, such as a checkpoint.
@@ -60,10 +67,11 @@ class Hang(Detector):
 
     kind = "hang"
     waits = True
-    reads = (Step, Serve, RankSeen, RankEvent, DeviceReading, End)
+    reads = (Step, Serve, RankEvent, DeviceReading, End)
 
-    def __init__(self, config: HangConfig) -> None:
+    def __init__(self, config: HangConfig, ranks: RankDevices) -> None:
         self._config = config
+        self._ranks = ranks
         self.state = HangState()
 
     @property
@@ -76,8 +84,7 @@ class Hang(Detector):
         self._state, self._jobs = state, state.jobs
         for name, job in state.jobs.items():
             if job.check_time < NEVER and job.ranks:
-                job.check_time = self._due(name, job, job.newest_time)
-                job.limit_may_fall = True
+                job.check_time = self._check_time(name, job, job.newest_time)
         self._schedule()
 
     def observe(self, seen: Observation) -> Results:
@@ -92,9 +99,9 @@ class Hang(Detector):
         if isinstance(seen, End):
             return self._gone(seen)
         if isinstance(seen, DeviceReading):
-            self._device(seen)
-        elif isinstance(seen, RankSeen):
-            self._rank_seen(seen)
+            known = self.state.devices.get(seen.device)
+            if known is not None or any(self._ranks.on(seen.device)):
+                self.state.devices[seen.device] = read_device(known, seen)
         return ()
 
     def expire(self, now: float) -> Results:
@@ -110,7 +117,7 @@ class Hang(Detector):
         self._jobs.pop(job, None)
         self.state.servers.pop(job, None)
         self.state.captures.forget(job)
-        for device in self.state.devices.keys() - self._used():
+        for device in [one for one in self.state.devices if not any(self._ranks.on(one))]:
             del self.state.devices[device]
         self._schedule()
 
@@ -178,21 +185,6 @@ class Hang(Detector):
 
     # --- records ---
 
-    def _used(self) -> set[str]:
-        return {uuid for job in self._jobs.values() for uuid in job.activity.devices.values()}
-
-    def _rank_seen(self, seen: RankSeen) -> None:
-        activity = self._jobs.setdefault(seen.job_id, JobProgress()).activity
-        activity.forget(seen.rank)
-        activity.world_size = seen.world_size
-        if seen.device is not None:
-            activity.devices[seen.rank] = seen.device
-
-    def _device(self, seen: DeviceReading) -> None:
-        known = self.state.devices.get(seen.device)
-        if known is not None or seen.device in self._used():
-            self.state.devices[seen.device] = read_device(known, seen)
-
     def _step(self, seen: Step) -> Results:
         name, now = seen.job_id, seen.time
         job = self._jobs.get(name) or self._jobs.setdefault(name, JobProgress())
@@ -208,7 +200,7 @@ class Hang(Detector):
                 job.add_step(seen, rank, is_excused=captures or rank.time < job.quiet_until)
             rank.time, rank.step = now, seen.step
         job.times.add(seen.duration_s)
-        if is_new or job.limit_may_fall:
+        if is_new:
             self._recheck(name, job, now)
         if job.episode is None and rank.silent_since is None:
             return ()
@@ -230,7 +222,9 @@ class Hang(Detector):
         if seen.event in ("died", "finished"):
             return self._gone(seen)
         if seen.event == "process":
-            job.activity.process(seen)
+            process = read_process(job.processes.pop(seen.rank, None), seen)
+            if process is not None:
+                job.processes[seen.rank] = process
             return self._process(seen.job_id, job, seen.time)
         if seen.event == "stopped" and rank is not None:
             return self._stopped(seen, job, rank)
@@ -275,16 +269,15 @@ class Hang(Detector):
         self._schedule()
 
     def _check_time(self, name: JobId, job: JobProgress, now: float) -> float:
-        """Return when to check the job next: steps only defer its deadline.
+        """Return when to check the job next.
 
-        Once a job has been silent for longer than the least limit, its limit may fall as well.
+        Steps only defer its deadline. But once it has been silent for longer than the least limit,
+        the steps of a quick rank may lower its limit.
         """
         due = self._due(name, job, now)
         if job.hung or not job.ranks:
             return due
-        soon = job.quiet_since + self._least_limit_s(job)
-        job.limit_may_fall = soon <= now
-        return due if job.limit_may_fall else min(due, soon)
+        return min(due, max(job.quiet_since + self._least_limit_s(job), now + CHECK_S))
 
     def _schedule(self) -> None:
         jobs = (job.check_time for job in self._jobs.values())
@@ -316,7 +309,7 @@ class Hang(Detector):
         """Check after a reading of processes and devices whether the whole job is idle."""
         if job.hung or not job.ranks or job.warms_up or now < job.quiet_until:
             return ()
-        since = self._idle_since(job, now)
+        since = self._idle_since(name, job, now)
         if since is None or self.state.captures.runs_until(name, now) is not None:
             return ()
         since = max(since, job.newest_time)
@@ -329,26 +322,39 @@ class Hang(Detector):
         self._recheck(name, job, now)
         return (found,)
 
-    def _idle_since(self, job: JobProgress, now: float) -> float | None:
-        """Return when the job, or a rank that holds the GIL, became idle."""
-        devices = self.state.devices
-        holding = [number for number, rank in job.ranks.items() if rank.holds_gil]
-        idle = [job.activity.rank_idle_since(number, devices, now) for number in holding]
-        known = [since for since in idle if since is not None]
-        return min(known) if known else job.activity.idle_since(job.ranks.keys(), devices, now)
+    def _idle(self, name: JobId, job: JobProgress, now: float) -> dict[int, Idle | None]:
+        """Return since when each rank is idle."""
+        found = {}
+        for number in job.ranks:
+            uuid = self._ranks.device(name, number)
+            # A device that was never read is not idle.
+            device = None if uuid is None else self.state.devices.get(uuid, DeviceActivity())
+            found[number] = idle_since(job.processes.get(number), device, now)
+        return found
+
+    def _idle_since(self, name: JobId, job: JobProgress, now: float) -> float | None:
+        """Return when the job, or a rank that holds the GIL, became idle; None if unknown."""
+        ranks = self._idle(name, job, now)
+        known = {number: idle for number, idle in ranks.items() if idle is not None}
+        holding = [idle for number, (idle, _) in known.items() if job.ranks[number].holds_gil]
+        if holding:
+            return min(holding)
+        if len(known) < max(len(ranks), self._ranks.world_size(name)):
+            return None
+        return max(map(min, known.values()))
 
     # --- results ---
 
     def _hang(self, name: JobId, job: JobProgress, now: float) -> Detected:
         culprit = job.culprit()
         if culprit is None and not job.silent:
-            culprit = job.activity.idle_rank(job.ranks.keys(), self.state.devices, now)
+            culprit = idle_rank(self._idle(name, job, now), now)
         idle_s, step_s = now - job.last_time, median(job.times.recent_s)
         job.hang(culprit, self._limit_s(job), now)
         step, who = max(rank.step for rank in job.ranks.values()), "no rank has finished a step"
         if culprit is not None:
             who = f"rank {culprit} has finished no step"
-        why = self._why(job, culprit, now)
+        why = self._why(name, job, culprit, now)
         return Detected(
             now,
             "warning",
@@ -361,10 +367,10 @@ class Hang(Detector):
             baseline=step_s,
         )
 
-    def _why(self, job: JobProgress, culprit: int | None, now: float) -> str:
+    def _why(self, name: JobId, job: JobProgress, culprit: int | None, now: float) -> str:
         if culprit in job.silent:
             return ", its process does not respond"
-        since = self._idle_since(job, now)
+        since = self._idle_since(name, job, now)
         if since is None or now - since < IDLE_S:
             return ""
         return f", nothing of the job has moved for {now - since:.0f} s"

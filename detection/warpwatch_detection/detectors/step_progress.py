@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from warpwatch_detection.detector import NEVER, detail_number
@@ -52,89 +52,60 @@ class DeviceActivity:
     idle_since, spin_since: when it became idle, or began to spin only. power_w: its power in steps.
     """
 
-    time: float
+    time: float = -NEVER
     idle_since: float | None = None
     spin_since: float | None = None
     power_w: float | None = None
 
 
-# By UUID.
-Devices = Mapping[str, DeviceActivity]
+# Since when process and device of a rank are idle, and since when the device only spins.
+Idle = tuple[float, float]
 
 
-@dataclass(slots=True)
-class JobActivity:
-    """The activity of a job's processes and devices, by rank. devices: the UUIDs."""
-
-    world_size: int = 1
-    processes: dict[int, ProcessActivity] = field(default_factory=dict)
-    devices: dict[int, str] = field(default_factory=dict)
-
-    def process(self, seen: RankEvent) -> None:
-        """Apply an event ``process``; without processor time it removes the process."""
-        cpu_s, io = detail_number(seen, "cpu_s"), detail_number(seen, "io_bytes")
-        if cpu_s is None:
-            self.processes.pop(seen.rank, None)
-            return
-        now, known = seen.time, self.processes.get(seen.rank)
-        if known is None or not 0.0 <= now - known.time <= STALE_S:
-            self.processes[seen.rank] = ProcessActivity(now, cpu_s, io, now, now)
-            return
-        elapsed_s = now - known.time
-        if seen.detail.get("disk_wait") is True or _transfers(known.io_bytes, io, elapsed_s):
-            known.io_idle_since = known.idle_since = now
-        # If the sum fell, a process has exited, so the job was active.
-        if not 0.0 <= cpu_s - known.cpu_s <= IDLE_CPU_RATIO * elapsed_s + CPU_ROUNDING_S:
-            known.idle_since = now
-        known.time, known.cpu_s, known.io_bytes = now, cpu_s, io
-
-    def forget(self, rank: int) -> None:
-        self.processes.pop(rank, None)
-        self.devices.pop(rank, None)
-
-    def idle_since(self, ranks: Collection[int], devices: Devices, now: float) -> float | None:
-        """Return when all activity of the job ended; None if it goes on or is unknown."""
-        known = [self._rank(rank, devices, now) for rank in ranks]
-        seen = [pair for pair in known if pair is not None]
-        if len(ranks) < self.world_size or len(seen) < len(known):
-            return None
-        return max(min(pair) for pair in seen)
-
-    def rank_idle_since(self, rank: int, devices: Devices, now: float) -> float | None:
-        """Return when the rank became idle, apart from waits in collectives; None if unknown."""
-        known = self._rank(rank, devices, now)
-        return None if known is None else known[0]
-
-    def idle_rank(self, ranks: Collection[int], devices: Devices, now: float) -> int | None:
-        """Return the only rank outside a collective while all of its peers wait in one."""
-        before = now - STALE_S
-        known = {rank: self._rank(rank, devices, now) or (now, now) for rank in ranks}
-        spinning = {rank for rank, (_, spins) in known.items() if spins <= before}
-        idle = [rank for rank in known.keys() - spinning if known[rank][0] <= before]
-        if len(idle) == 1 and spinning and len(spinning) == len(ranks) - 1:
-            return idle[0]
+def idle_since(
+    process: ProcessActivity | None, device: DeviceActivity | None, now: float
+) -> Idle | None:
+    """Return since when a rank is idle; None if that is unknown. device: None without one."""
+    if process is None or now - process.time > STALE_S:
         return None
-
-    def _rank(self, rank: int, devices: Devices, now: float) -> tuple[float, float] | None:
-        """Return since when process and device are idle, and since when the device only spins."""
-        process, name = self.processes.get(rank), self.devices.get(rank)
-        if process is None or now - process.time > STALE_S:
-            return None
-        if name is None:
-            return process.idle_since, now
-        device = devices.get(name)
-        if device is None or now - device.time > STALE_S:
-            return None
-        idle = now if device.idle_since is None else device.idle_since
-        spin = now if device.spin_since is None else device.spin_since
-        return max(process.idle_since, idle), max(process.io_idle_since, spin)
+    if device is None:
+        return process.idle_since, now
+    if now - device.time > STALE_S:
+        return None
+    idle = now if device.idle_since is None else device.idle_since
+    spin = now if device.spin_since is None else device.spin_since
+    return max(process.idle_since, idle), max(process.io_idle_since, spin)
 
 
-def _transfers(before: float | None, now: float | None, elapsed_s: float) -> bool:
-    """Return whether bytes were transferred; True if that is unknown."""
-    if before is None or now is None:
-        return True
-    return not 0.0 <= now - before <= IDLE_IO_BYTES_PER_S * elapsed_s
+def idle_rank(ranks: Mapping[int, Idle | None], now: float) -> int | None:
+    """Return the only rank outside a collective while all of its peers wait in one."""
+    before = now - STALE_S
+    spinning = [rank for rank, idle in ranks.items() if idle is not None and idle[1] <= before]
+    others = [rank for rank in ranks if rank not in spinning]
+    if len(others) != 1 or not spinning:
+        return None
+    idle = ranks[others[0]]
+    return others[0] if idle is not None and idle[0] <= before else None
+
+
+def read_process(known: ProcessActivity | None, seen: RankEvent) -> ProcessActivity | None:
+    """Return the process's state after an event ``process``; None without processor time."""
+    now, cpu_s, io = seen.time, detail_number(seen, "cpu_s"), detail_number(seen, "io_bytes")
+    if cpu_s is None:
+        return None
+    if known is None or not 0.0 <= now - known.time <= STALE_S:
+        return ProcessActivity(now, cpu_s, io, now, now)
+    elapsed_s = now - known.time
+    # Unknown transfers count as some.
+    moved = None if io is None or known.io_bytes is None else io - known.io_bytes
+    is_quiet = moved is not None and 0.0 <= moved <= IDLE_IO_BYTES_PER_S * elapsed_s
+    if seen.detail.get("disk_wait") is True or not is_quiet:
+        known.io_idle_since = known.idle_since = now
+    # If the sum fell, a process has exited, so the job was active.
+    if not 0.0 <= cpu_s - known.cpu_s <= IDLE_CPU_RATIO * elapsed_s + CPU_ROUNDING_S:
+        known.idle_since = now
+    known.time, known.cpu_s, known.io_bytes = now, cpu_s, io
+    return known
 
 
 def read_device(known: DeviceActivity | None, seen: DeviceReading) -> DeviceActivity:
@@ -240,19 +211,18 @@ class JobProgress:
     longest_gap_s: the longest healthy pause without a step. longest_idle_s: the longest idle time
     after which the job continued by itself. longest_hang_s: the longest hang that ended by itself.
     quiet_until: the time before which silence is excused.
-    check_time: when to check the job again. limit_may_fall: whether the next step may advance that.
+    check_time: when to check the job again.
     """
 
     ranks: dict[int, RankProgress] = field(default_factory=dict)
     times: StepTimes = field(default_factory=StepTimes)
-    activity: JobActivity = field(default_factory=JobActivity)
+    processes: dict[int, ProcessActivity] = field(default_factory=dict)
     episode: HangEpisode | None = None
     longest_gap_s: float = 0.0
     longest_idle_s: float = 0.0
     longest_hang_s: float = 0.0
     quiet_until: float = 0.0
     check_time: float = NEVER
-    limit_may_fall: bool = False
 
     @property
     def hung(self) -> bool:
@@ -284,8 +254,6 @@ class JobProgress:
     def add_step(self, seen: Step, rank: RankProgress, is_excused: bool) -> None:
         """Add a rank's step that is late or out of order, or its first step after a hang."""
         gap_s, is_next = seen.time - rank.time, seen.step == rank.step + 1
-        if gap_s < 0:
-            self.limit_may_fall = True
         if seen.step <= rank.step - RECENT_STEPS:
             # The program was started again: it compiles and warms up again.
             self.times = StepTimes()
@@ -327,7 +295,7 @@ class JobProgress:
     def forget(self, number: int) -> bool:
         """Forget a rank that has left. Return whether that ends the hang."""
         self.ranks.pop(number, None)
-        self.activity.forget(number)
+        self.processes.pop(number, None)
         was_hung = self.hung
         if self.episode is not None:
             self.episode.forget(number)
