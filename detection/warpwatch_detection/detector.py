@@ -59,10 +59,13 @@ class JobStep(msgspec.Struct, frozen=True):
     stages: Mapping[int, int] = {}
     alike: bool | None = None
 
-    def found(self, severity: Severity = "warning", **more: Any) -> Detected:
+    def found(self, summary: str, value: float, baseline: float | None, **more: Any) -> Detected:
         """Return a finding about the job at this step; ``more``: the other fields."""
-        fields = self.job_id.fields()
-        return Detected(time=self.time, severity=severity, step=self.step, **fields, **more)
+        more["step"] = self.step
+        return job_found(self.job_id, self.time, summary, value, baseline, **more)
+
+    def cleared(self, for_good: bool = False) -> Cleared:
+        return Cleared(self.time, self.job_id, for_good=for_good)
 
 
 class JobIteration(JobStep, frozen=True):
@@ -100,6 +103,28 @@ DetectorResult = Detected | Cleared
 Results = Iterable[DetectorResult]
 
 
+def job_found(
+    job: JobId, time: float, summary: str, value: float | None = None,
+    baseline: float | None = None, *, severity: Severity = "warning", rank: int | None = None,
+    step: int | None = None, begin_step: int | None = None,
+) -> Detected:  # fmt: skip
+    """Return a finding about a job, or about one rank of it."""
+    at: dict[str, Any] = {"rank": rank, "step": step, "begin_step": begin_step, **job.fields()}
+    return Detected(time, severity, summary, value=value, baseline=baseline, **at)
+
+
+def changed(
+    job: JobId, time: float, was_found: object, found: Detected | None
+) -> tuple[DetectorResult, ...]:
+    """Return the finding, or that it is over, or nothing."""
+    if found is not None:
+        return (found,)
+    return (Cleared(time, job),) if was_found else ()
+
+
+Answer = Literal["learning", "fine", "found"]
+
+
 @dataclass(frozen=True, slots=True)
 class DetectorStatus:
     """A detector's present result for one job, rank or device, and how near it is to its limit.
@@ -112,7 +137,7 @@ class DetectorStatus:
     of the usual. blind: whether ``sees`` is larger, or there is nothing to compare with.
     """
 
-    answer: Literal["learning", "fine", "found"]
+    answer: Answer
     text: str
     job: str | None = None
     rank: int | None = None
@@ -146,6 +171,32 @@ class DetectorStatus:
     @property
     def job_id(self) -> JobId | None:
         return None if self.job is None else JobId(self.owner, self.job, self.run)
+
+
+@dataclass(slots=True)
+class Nearest:
+    """The base of states that know the largest part of their limit so far, and its step."""
+
+    nearest: float = 0.0
+    nearest_step: int | None = None
+
+    def reach(self, excess: float, step: int) -> None:
+        if excess > self.nearest:
+            self.nearest, self.nearest_step = excess, step
+
+
+def job_status(
+    job: JobId, is_found: object, text: str, value: float | None = None,
+    limit: float | None = None, near: Nearest | None = None, learns: object = False, **more: Any,
+) -> DetectorStatus:  # fmt: skip
+    """Return the status of a job or rank.
+
+    learns: whether there is not enough data yet, unless it is found. more: the other fields.
+    """
+    if near is not None:
+        more |= {"nearest": near.nearest, "nearest_step": near.nearest_step}
+    answer: Answer = "found" if is_found else "learning" if learns else "fine"
+    return DetectorStatus(answer, text, value=value, limit=limit, **job.fields(), **more)
 
 
 def number(value: object) -> float | None:

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 from warpwatch_detection.detector import (
     WARMUP_STEPS,
-    Cleared,
     DetectorStatus,
     JobStep,
+    Nearest,
     Results,
     StepsDetector,
+    changed,
     deviations,
+    job_status,
 )
 from warpwatch_detection.signals.baselines import PEER_FACTOR, FrozenBaseline, median_of_others
 from warpwatch_telemetry.anomalies import Detected
@@ -51,7 +53,7 @@ RELEASE_EXCESS = 0.5
 
 
 @dataclass(slots=True)
-class RankWaits:
+class RankWaits(Nearest):
     """One rank; ``counted`` and ``waits`` are the seconds per block with waits cut and whole.
 
     counted_s, wait_s, seen_steps: the open block so far. from_start: whether the stall began before
@@ -68,8 +70,6 @@ class RankWaits:
     from_start: bool = False
     begin_step: int = 0
     excess: float = 0.0
-    nearest: float = 0.0
-    nearest_step: int | None = None
 
     def end_block(self) -> None:
         self.counted = [*self.counted[1 - LONG_BLOCKS :], self.counted_s]
@@ -146,10 +146,9 @@ class DataStall(StepsDetector[JobWaits]):
             self._check(job, rank, seen)
         stalled = {number: rank for number, rank in job.ranks.items() if rank.on}
         was_on, job.on = job.on, bool(stalled)
-        if not stalled:
-            return (Cleared(seen.time, seen.job_id),) if was_on else ()
-        stalled.update((n, r) for n, r in job.ranks.items() if r.excess >= JOINT_EXCESS)
-        return (self._found(job, stalled, seen),)
+        stalled.update((n, r) for n, r in job.ranks.items() if job.on and r.excess >= JOINT_EXCESS)
+        found = self._found(job, stalled, seen) if stalled else None
+        return changed(seen.job_id, seen.time, was_on, found)
 
     def _check(self, job: JobWaits, rank: RankWaits, seen: JobStep) -> None:
         """Check a rank after a block: find or end its stall, or learn the block."""
@@ -167,8 +166,7 @@ class DataStall(StepsDetector[JobWaits]):
             (job.share(rank, LONG_BLOCKS) - baseline.center) / least,
             (job.share(rank, SHORT_BLOCKS) - baseline.center) / short,
         )
-        if rank.excess > rank.nearest:
-            rank.nearest, rank.nearest_step = rank.excess, seen.step
+        rank.reach(rank.excess, seen.step)
         if rank.excess >= 1 and not rank.on:
             rank.on = True
             if not rank.from_start:
@@ -232,14 +230,12 @@ class DataStall(StepsDetector[JobWaits]):
         before = "" if baseline is None else f" instead of {100 * baseline:.0f} %"
         if not rank.begin_step:
             before = " from the start"
-        return seen.found(
-            rank=worst if len(stalled) == 1 and len(job.ranks) > 1 else None,
-            begin_step=rank.begin_step,
-            value=min(level, 1.0),
-            baseline=baseline,
-            summary=f"{who} for data {100 * min(level, 1.0):.0f} % of the time{before}, "
-            f"since step {rank.begin_step}",
+        text = (
+            f"{who} for data {100 * min(level, 1.0):.0f} % of the time{before}, since step "
+            f"{rank.begin_step}"
         )
+        alone = worst if len(stalled) == 1 and len(job.ranks) > 1 else None
+        return seen.found(text, min(level, 1.0), baseline, rank=alone, begin_step=rank.begin_step)
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
@@ -247,24 +243,14 @@ class DataStall(StepsDetector[JobWaits]):
                 yield self._status(name, job, number, rank)
 
     def _status(self, name: JobId, job: JobWaits, number: int, rank: RankWaits) -> DetectorStatus:
-        baseline, known = rank.baseline, len(rank.baseline.blocks)
+        usual, known = rank.baseline.center, len(rank.baseline.blocks)
         if known < READY_BLOCKS:
             text = f"rank {number}: {known} of {READY_BLOCKS} blocks of the baseline are known"
-            return DetectorStatus("learning", text, **name.fields(), rank=number)
-        value = job.share(rank, LONG_BLOCKS)
-        least = self._least_rise(rank, self._noise(job, rank))
-        limit = baseline.center + least
-        return DetectorStatus(
-            "found" if rank.on else "fine",
+            return job_status(name, False, text, learns=True, rank=number)
+        value, least = job.share(rank, LONG_BLOCKS), self._least_rise(rank, self._noise(job, rank))
+        text = (
             f"rank {number} waits for data {100 * value:.1f} % of the time, usually "
-            f"{100 * baseline.center:.1f} %, limit {100 * limit:.1f} %",
-            **name.fields(),
-            rank=number,
-            value=value,
-            baseline=baseline.center,
-            limit=limit,
-            nearest=rank.nearest,
-            nearest_step=rank.nearest_step,
-            sees=least,
-            effect=START_SHARE,
+            f"{100 * usual:.1f} %, limit {100 * (usual + least):.1f} %"
         )
+        more = {"baseline": usual, "sees": least, "effect": START_SHARE}
+        return job_status(name, rank.on, text, value, usual + least, rank, rank=number, **more)

@@ -12,7 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Observation
+from warpwatch_detection.detector import (
+    NEVER,
+    Detector,
+    DetectorStatus,
+    Observation,
+    job_found,
+    job_status,
+)
 from warpwatch_telemetry.anomalies import Detected, Severity
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
@@ -134,9 +141,7 @@ class DeathDetector(Detector):
             cause = job.found_cause(self.kind)
             text = f"{len(job.alive)} ranks live, {len(job.gone)} are gone"
             text += f": {cause.text}" if cause else ""
-            yield DetectorStatus(
-                "found" if cause else "fine", text, **name.fields(), value=len(job.gone)
-            )
+            yield job_status(name, cause, text, len(job.gone))
 
     # --- what happens ---
 
@@ -261,8 +266,8 @@ class DeathDetector(Detector):
         if cause is None:
             return ()
         text = cause.text + (f"; {len(job.followers)} more followed" if job.followers else "")
-        about = name.fields()
-        return (Detected(now, cause.severity, text, **about, rank=cause.rank, step=cause.step),)
+        about = {"rank": cause.rank, "step": cause.step}
+        return (job_found(name, now, text, severity=cause.severity, **about),)
 
     @staticmethod
     def _due(job: JobDeaths) -> float:

@@ -14,12 +14,15 @@ from typing import Any
 from warpwatch_detection.detector import (
     NEVER,
     WARMUP_STEPS,
-    Cleared,
     DetectorStatus,
     JobStep,
+    Nearest,
     Results,
     StepsDetector,
+    changed,
     detail_number,
+    job_found,
+    job_status,
 )
 from warpwatch_detection.signals import peers
 from warpwatch_detection.signals.peers import WorkScaling
@@ -385,11 +388,10 @@ class GcPause(StepsDetector[JobPauses]):
         least = JOINT_EXCESS if joint else NEVER
         on = tuple(n for n, rank in job.ranks.items() if rank.on or rank.reported.excess >= least)
         was_on, job.on = job.on, on
-        if not on:
-            return (Cleared(time, name),) if was_on else ()
-        if not news and on == was_on:
+        if on and on == was_on and not news:
             return ()
-        return (self._found(job, name, time, step),)
+        found = self._found(job, name, time, step) if on else None
+        return changed(name, time, was_on, found)
 
     @staticmethod
     def _found(job: JobPauses, name: JobId, time: float, step: int) -> Detected:
@@ -406,38 +408,24 @@ class GcPause(StepsDetector[JobPauses]):
                 f"{who} pauses {1000 * pause_s:.0f} ms every {rank.regular.period} steps, as "
                 f"garbage collection does"
             )
-        summary = f"{what}, {100 * cost:.1f} % of the time, since step {begin}"
-        return Detected(
-            time,
-            "warning",
-            summary,
-            **name.fields(),
-            rank=worst if alone else None,
-            step=step,
-            begin_step=begin,
-            value=cost,
-            baseline=0.0,
-        )
+        text = f"{what}, {100 * cost:.1f} % of the time, since step {begin}"
+        named = worst if alone else None
+        return job_found(name, time, text, cost, 0.0, rank=named, step=step, begin_step=begin)
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             if not job.ranks:
                 text = "one rank has no peers, and no pause was reported"
-                yield DetectorStatus("learning", text, **name.fields())
+                yield job_status(name, False, text, learns=True)
             for number, rank in job.ranks.items():
                 regular, reported = rank.regular, rank.reported
-                chain = regular.longest_chain / MIN_PAUSES
-                known = regular.known or reported.recent
-                yield DetectorStatus(
-                    "found" if rank.on else "fine" if known else "learning",
+                text = (
                     f"reported pauses of rank {number} take {100 * reported.share:.2f} % of the "
                     f"time, limit {100 * MIN_SHARE:.0f} %; {regular.longest_chain} slow steps at "
-                    f"equal gaps, limit {MIN_PAUSES}",
-                    **name.fields(),
-                    rank=number,
-                    value=reported.share,
-                    baseline=0.0,
-                    limit=MIN_SHARE,
-                    nearest=max(reported.nearest, chain, reported.share / MIN_SHARE),
-                    nearest_step=regular.longest_chain_step,
+                    f"equal gaps, limit {MIN_PAUSES}"
                 )
+                chain, share = regular.longest_chain / MIN_PAUSES, reported.share
+                nearest = max(reported.nearest, chain, share / MIN_SHARE)
+                near = Nearest(nearest, regular.longest_chain_step)
+                more = {"learns": not (regular.known or reported.recent), "rank": number}
+                yield job_status(name, rank.on, text, share, MIN_SHARE, near, baseline=0.0, **more)

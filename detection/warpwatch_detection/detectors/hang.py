@@ -7,7 +7,7 @@ passes continue, the job does not hang: its steps may end where there is no hook
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 
 from warpwatch_detection.config import HangConfig
@@ -16,8 +16,12 @@ from warpwatch_detection.detector import (
     Cleared,
     Detector,
     DetectorStatus,
+    Nearest,
     Observation,
     Results,
+    changed,
+    job_found,
+    job_status,
 )
 from warpwatch_detection.detectors.serving.stalls import ServerProgress
 from warpwatch_detection.detectors.step_progress import (
@@ -132,7 +136,7 @@ class Hang(Detector):
         # Iterations only put the deadline off, so it is computed again once per second.
         if over or isinstance(seen, Serve):
             self._schedule()
-        return (Cleared(seen.time, name),) if over else ()
+        return changed(name, seen.time, over, None)
 
     def _server_event(self, seen: RankEvent | End) -> Results:
         name, server, over = seen.job_id, self.state.servers[seen.job_id], False
@@ -143,7 +147,7 @@ class Hang(Detector):
         elif seen.rank is not None:
             over = server.leave(seen.rank)
         self._schedule()
-        return (Cleared(seen.time, name),) if over else ()
+        return changed(name, seen.time, over, None)
 
     def _hung_servers(self, now: float) -> list[Detected]:
         found = []
@@ -155,33 +159,25 @@ class Hang(Detector):
                 server.excuse(captured)
                 continue
             server.hung = True
-            about = Detected(now, "warning", server.sentence(now), **name.fields())
-            silent_s, usual_s = now - server.progress_time, server.longest_gap_s
-            found.append(replace(about, rank=server.culprit, value=silent_s, baseline=usual_s))
+            silent_s, text = now - server.progress_time, server.sentence(now)
+            usual_s, rank = server.longest_gap_s, server.culprit
+            found.append(job_found(name, now, text, silent_s, usual_s, rank=rank))
         return found
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, server in self.state.servers.items():
-            yield DetectorStatus(
-                "found" if server.hung else "fine",
-                f"{server.in_flight} requests in flight, longest pause "
-                f"{server.longest_gap_s:.3g} s",
-                **name.fields(),
-            )
+            text = f"{server.in_flight} requests in flight, longest pause "
+            yield job_status(name, server.hung, f"{text}{server.longest_gap_s:.3g} s")
         for name, job in self._jobs.items():
             if not job.ranks:
                 continue
             limit_s, step_s = self._limit_s(job), median(job.times.recent_s)
-            yield DetectorStatus(
-                "found" if job.hung else "fine",
+            text = (
                 f"{len(job.ranks)} ranks step every {step_s:.3g} s, longest pause "
-                f"{job.longest_gap_s:.3g} s, limit {limit_s:.0f} s",
-                **name.fields(),
-                value=job.newest_time - job.last_time,
-                baseline=step_s,
-                limit=limit_s,
-                nearest=job.longest_gap_s / limit_s,
+                f"{job.longest_gap_s:.3g} s, limit {limit_s:.0f} s"
             )
+            value, near = job.newest_time - job.last_time, Nearest(job.longest_gap_s / limit_s)
+            yield job_status(name, job.hung, text, value, limit_s, near, baseline=step_s)
 
     # --- records ---
 
@@ -351,26 +347,14 @@ class Hang(Detector):
             culprit = idle_rank(self._idle(name, job, now), now)
         idle_s, step_s = now - job.last_time, median(job.times.recent_s)
         job.hang(culprit, self._limit_s(job), now)
-        step, who = max(rank.step for rank in job.ranks.values()), "no rank has finished a step"
+        begin = step = max(rank.step for rank in job.ranks.values())
+        text = "no rank has finished a step"
         if culprit is not None:
-            who = f"rank {culprit} has finished no step"
-        why = self._why(name, job, culprit, now)
-        return Detected(
-            now,
-            "warning",
-            f"{who} for {idle_s:.0f} s (a step takes {step_s:.3g} s){why}",
-            **name.fields(),
-            rank=culprit,
-            step=step,
-            begin_step=step if culprit is None else job.ranks[culprit].step,
-            value=idle_s,
-            baseline=step_s,
-        )
-
-    def _why(self, name: JobId, job: JobProgress, culprit: int | None, now: float) -> str:
-        if culprit in job.silent:
-            return ", its process does not respond"
+            begin, text = job.ranks[culprit].step, f"rank {culprit} has finished no step"
+        text += f" for {idle_s:.0f} s (a step takes {step_s:.3g} s)"
         since = self._idle_since(name, job, now)
-        if since is None or now - since < IDLE_S:
-            return ""
-        return f", nothing of the job has moved for {now - since:.0f} s"
+        if culprit in job.silent:
+            text += ", its process does not respond"
+        elif since is not None and now - since >= IDLE_S:
+            text += f", nothing of the job has moved for {now - since:.0f} s"
+        return job_found(name, now, text, idle_s, step_s, rank=culprit, step=step, begin_step=begin)

@@ -17,7 +17,10 @@ from warpwatch_detection.detector import (
     DetectorStatus,
     Observation,
     Results,
+    changed,
     detail_number,
+    job_found,
+    job_status,
     rank_names,
 )
 from warpwatch_detection.ranks import Exit, RankDevices, as_exit
@@ -169,7 +172,7 @@ class MemoryLeak(MemoryDetector):
                 job.found = True
                 return (self._found(name, job, leaking, where, now),)
         was_found, job.found = job.found, False
-        return (Cleared(now, name),) if was_found else ()
+        return changed(name, now, was_found, None)
 
     def _found(
         self, name: JobId, job: LeakingJob, leaking: dict[int, MemoryGrowth], where: str, now: float
@@ -185,19 +188,11 @@ class MemoryLeak(MemoryDetector):
         begin = window.points[0].step if window.begin_step is None else window.begin_step
         s = "s" if len(leaking) == 1 else ""
         verb, what = ("allocate", "more") if where == DEVICE else ("take", "more host memory")
-        end = f": out of memory in about {duration(min(lasts_s))}" if lasts_s else ""
-        return Detected(
-            now,
-            "warning",
-            f"{rank_names(leaking)} {verb}{s} {size(slope)} {what} each step since step "
-            f"{begin}{end}",
-            **name.fields(),
-            rank=worst if len(leaking) == 1 else None,
-            step=job.ranks[worst].step,
-            begin_step=begin,
-            value=slope,
-            baseline=0.0,
-        )
+        text = f"{rank_names(leaking)} {verb}{s} {size(slope)} {what} each step since step {begin}"
+        if lasts_s:
+            text += f": out of memory in about {duration(min(lasts_s))}"
+        rank, step = worst if len(leaking) == 1 else None, job.ranks[worst].step
+        return job_found(name, now, text, slope, 0.0, rank=rank, step=step, begin_step=begin)
 
     def _status(self, name: JobId, rank: int, growth: MemoryGrowth, where: str) -> DetectorStatus:
         window, trend, exhaustion = growth.window, growth.window.trend(), growth.exhaustion
@@ -211,18 +206,10 @@ class MemoryLeak(MemoryDetector):
             text += f": {len(growth.short.points)} of {WINDOW_BLOCKS} blocks are there"
         if exhaustion.points:
             text += f"; {exhaustion.share:.0%} of what was left is gone, limit {MIN_SHARE:.0%}"
-        nearest = max(growth.short, exhaustion, key=lambda one: one.nearest or 0.0)
-        return DetectorStatus(
-            "found" if growth.found else "fine" if trend.limit else "learning",
-            text,
-            **name.fields(),
-            rank=rank,
-            value=trend.slope,
-            baseline=0.0,
-            limit=trend.limit,
-            nearest=nearest.nearest,
-            nearest_step=nearest.nearest_step,
-        )
+        near = max(growth.short, exhaustion, key=lambda one: one.nearest)
+        more = {"learns": not trend.limit, "baseline": 0.0, "rank": rank}
+        known = near if trend.limit else None
+        return job_status(name, growth.found, text, trend.slope, trend.limit, known, **more)
 
 
 def size(n_bytes: float) -> str:
@@ -362,14 +349,10 @@ class MemoryPressure(MemoryDetector):
                 said += [f"device {full.share:.0%} in use"] if full is not None else []
                 said += [f"host memory {rank.host.share:.0%} in use"] if rank.host.share else []
                 is_short = self._shortage(name, number, rank) is not None
-                yield DetectorStatus(
-                    "found" if is_short else "fine" if said else "learning",
-                    f"rank {number}: {', '.join(said) or 'nothing is known of its memory'}",
-                    **name.fields(),
-                    rank=number,
-                    value=full.share if full else rank.host.share or None,
-                    limit=DEVICE_SHARE if full else HOST_SHARE,
-                )
+                text = f"rank {number}: {', '.join(said) or 'nothing is known of its memory'}"
+                value = full.share if full else rank.host.share or None
+                limit = DEVICE_SHARE if full else HOST_SHARE
+                yield job_status(name, is_short, text, value, limit, learns=not said, rank=number)
 
     def _rank(self, name: JobId, number: int) -> RankPressure:
         ranks = self.state.jobs.setdefault(name, JobPressure()).ranks
@@ -410,18 +393,10 @@ class MemoryPressure(MemoryDetector):
         was_found, job.found = job.found, bool(short)
         if not short:
             return (Cleared(now, name),) if was_found else ()
-        first, (value, limit, text) = next(iter(short.items()))
-        found = Detected(
-            now,
-            "warning",
-            text + (f"; {len(short) - 1} more ranks alike" if len(short) > 1 else ""),
-            **name.fields(),
-            rank=first if len(short) == 1 else None,
-            step=job.ranks[first].step,
-            value=value,
-            baseline=limit,
-        )
-        return (found,)
+        (first, (value, limit, text)), *others = short.items()
+        text += f"; {len(others)} more ranks alike" if others else ""
+        named, step = None if others else first, job.ranks[first].step
+        return (job_found(name, now, text, value, limit, rank=named, step=step),)
 
     def _shortage(self, name: JobId, number: int, rank: RankPressure) -> Shortage | None:
         if rank.retried_time is not None:

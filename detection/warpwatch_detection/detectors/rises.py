@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 
 from warpwatch_detection.detector import (
     FALSE_ALARMS_PER_JOB_DAY,
-    Cleared,
     DetectorStatus,
     JobIteration,
     JobStep,
+    Nearest,
     Results,
     StepsDetector,
+    changed,
+    job_status,
     rate_per_s,
 )
 from warpwatch_detection.signals.level_shift import (
@@ -44,13 +46,12 @@ UPDATE_SAMPLES = 20
 
 
 @dataclass(slots=True)
-class ShiftJob:
+class ShiftJob(Nearest):
     """One job with the search for shifts of its signal.
 
     index: the newest step's. beside: values of the kind, one for each of ``shifts.samples``.
     iterations: the signal of a server, empty in trainings. typical_s: the unit of the signal, if it
-    has one. rise: the rise that lasts, or None; last_rise: the newest found. nearest, nearest_step:
-    the largest part of a limit that the job ever reached.
+    has one. rise: the rise that lasts, or None; last_rise: the newest found.
     """
 
     index: int = -1
@@ -61,8 +62,6 @@ class ShiftJob:
     typical_s: float = 0.0
     rise: Rise | None = None
     last_rise: Rise | None = None
-    nearest: float = 0.0
-    nearest_step: int | None = None
 
     @property
     def on(self) -> bool:
@@ -98,8 +97,7 @@ class ShiftDetector(StepsDetector[ShiftJob]):
             return ()
         least_window = job.signal.window_of(LEAST_WINDOW_S)
         shift = job.shifts.add(sample, self._rate_per_s * job.signal.sample_s, least_window)
-        if job.shifts.nearest > job.nearest:
-            job.nearest, job.nearest_step = job.shifts.nearest, seen.step
+        job.reach(job.shifts.nearest, seen.step)
         results: Results = ()
         if shift is not None and shift.difference > 0 and self.confirms(job, shift):
             results = self._begin(job, shift, seen)
@@ -117,9 +115,7 @@ class ShiftDetector(StepsDetector[ShiftJob]):
         found = self.found(job, rise, shift.before + shift.difference, seen)
         # A rise from the level after the last rise is a second one, not the first again.
         is_second = last is not None and shift.before >= last.baseline + last.size / 2
-        if lasts or is_second:
-            return (Cleared(seen.time, seen.job_id, for_good=is_second), found)
-        return (found,)
+        return (seen.cleared(for_good=is_second), found) if lasts or is_second else (found,)
 
     def _go_on(self, job: ShiftJob, rise: Rise, seen: JobStep) -> Results:
         rise.samples += 1
@@ -132,7 +128,7 @@ class ShiftDetector(StepsDetector[ShiftJob]):
             if accepted and job.iterations.bins:
                 job.iterations.accept(level)
                 job.shifts.samples, job.last_rise = SignalHistory(), None
-            return (Cleared(seen.time, seen.job_id),)
+            return (seen.cleared(),)
         return (self.found(job, rise, level, seen),)
 
     def statuses(self) -> Iterable[DetectorStatus]:
@@ -140,23 +136,14 @@ class ShiftDetector(StepsDetector[ShiftJob]):
             shifts = job.shifts
             if not shifts.ready:
                 text = f"{len(shifts.samples.values)} samples seen, its noise is not known yet"
-                yield DetectorStatus("learning", text, **name.fields())
+                yield job_status(name, False, text, learns=True)
                 continue
             rate = self._rate_per_s * job.signal.sample_s
             difference, limit = self.share(shifts.difference), self.share(shifts.limit(rate))
-            yield DetectorStatus(
-                "found" if job.on else "fine",
-                f"{self.quantity} {100 * difference:+.1f} % against the samples before, "
-                f"limit {100 * limit:.1f} %",
-                **name.fields(),
-                value=difference,
-                baseline=0.0,
-                limit=limit,
-                nearest=job.nearest,
-                nearest_step=job.nearest_step,
-                sees=self.share(shifts.least_limit(rate)),
-                effect=EFFECT,
-            )
+            text = f"{self.quantity} {100 * difference:+.1f} % against the samples before, "
+            text += f"limit {100 * limit:.1f} %"
+            eyes = {"sees": self.share(shifts.least_limit(rate)), "effect": EFFECT}
+            yield job_status(name, job.on, text, difference, limit, job, baseline=0.0, **eyes)
 
 
 class StepRegression(ShiftDetector):
@@ -185,13 +172,11 @@ class StepRegression(ShiftDetector):
         if isinstance(seen, JobIteration):
             unit_s, what, work = job.iterations.usual_s, "iterations", " for the same work"
         value_s, baseline_s = unit_s * math.exp(level), unit_s * math.exp(rise.baseline)
-        return seen.found(
-            begin_step=rise.begin_step,
-            value=value_s,
-            baseline=baseline_s,
-            summary=f"{what} take {100 * (value_s / baseline_s - 1):.0f} % longer{work} since "
-            f"{what[:-1]} {rise.begin_step}: {value_s:.3g} s instead of {baseline_s:.3g} s",
+        text = (
+            f"{what} take {100 * (value_s / baseline_s - 1):.0f} % longer{work} since {what[:-1]} "
+            f"{rise.begin_step}: {value_s:.3g} s instead of {baseline_s:.3g} s"
         )
+        return seen.found(text, value_s, baseline_s, begin_step=rise.begin_step)
 
 
 # Networks that others use too wander by 10 %.
@@ -236,13 +221,11 @@ class CommSlow(ShiftDetector):
 
     def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Detected:
         value_s, baseline_s = level * job.typical_s, rise.baseline * job.typical_s
-        return seen.found(
-            begin_step=rise.begin_step,
-            value=value_s,
-            baseline=baseline_s,
-            summary=f"communication takes {value_s:.3g} s of a step on all ranks since step "
-            f"{rise.begin_step} instead of {baseline_s:.3g} s, compute does not",
+        text = (
+            f"communication takes {value_s:.3g} s of a step on all ranks since step "
+            f"{rise.begin_step} instead of {baseline_s:.3g} s, compute does not"
         )
+        return seen.found(text, value_s, baseline_s, begin_step=rise.begin_step)
 
 
 # --- slow rises ---
@@ -270,7 +253,7 @@ SHORTEST_WINDOW_S = 1.0
 
 
 @dataclass(slots=True)
-class DriftJob:
+class DriftJob(Nearest):
     """One job; values are logs of seconds.
 
     blocks: the newest levels; first_steps: the first step of each. anchor: the sum of the first
@@ -289,8 +272,6 @@ class DriftJob:
     rise: Rise | None = None
     difference: float = 0.0
     limit: float = math.inf
-    nearest: float = 0.0
-    nearest_step: int | None = None
 
     @property
     def on(self) -> bool:
@@ -341,7 +322,7 @@ class StepDrift(StepsDetector[DriftJob]):
         job.block.clear()
         job.blocks.clear()
         job.first_steps.clear()
-        return (Cleared(seen.time, seen.job_id),) if was_on else ()
+        return changed(seen.job_id, seen.time, was_on, None)
 
     def _risen(self, job: DriftJob, seen: JobStep) -> Rise | None:
         """Return the rise since the older blocks or since the start, if it exceeds its limit."""
@@ -358,8 +339,7 @@ class StepDrift(StepsDetector[DriftJob]):
             if (late - anchor) / limit > job.difference / job.limit:
                 job.difference, job.limit = late - anchor, limit
                 before, begin = anchor, job.anchor_step
-        if job.difference / job.limit > job.nearest:
-            job.nearest, job.nearest_step = job.difference / job.limit, seen.step
+        job.reach(job.difference / job.limit, seen.step)
         is_sudden = steepest(job.blocks) > SUDDEN_SHARE * job.difference
         if job.difference < job.limit or is_sudden:
             return None
@@ -375,33 +355,23 @@ class StepDrift(StepsDetector[DriftJob]):
     @staticmethod
     def _found(job: DriftJob, rise: Rise, seen: JobStep) -> Detected:
         value_s, baseline_s = math.exp(mean(job.blocks[-NOW:])), math.exp(rise.baseline)
-        return seen.found(
-            begin_step=rise.begin_step,
-            value=value_s,
-            baseline=baseline_s,
-            summary=f"steps have slowly become {100 * (value_s / baseline_s - 1):.0f} % longer "
-            f"since about step {rise.begin_step}: {value_s:.3g} s instead of {baseline_s:.3g} s",
+        text = (
+            f"steps have slowly become {100 * (value_s / baseline_s - 1):.0f} % longer since about "
+            f"step {rise.begin_step}: {value_s:.3g} s instead of {baseline_s:.3g} s"
         )
+        return seen.found(text, value_s, baseline_s, begin_step=rise.begin_step)
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             if not math.isfinite(job.limit):
                 text = f"{len(job.blocks)} blocks of {BLOCK} samples, too few for a slow rise"
-                yield DetectorStatus("learning", text, **name.fields())
+                yield job_status(name, False, text, learns=True)
                 continue
-            yield DetectorStatus(
-                "found" if job.on else "fine",
-                f"slow rise of the steps {100 * job.difference:+.1f} %, "
-                f"limit {100 * job.limit:.1f} %",
-                **name.fields(),
-                value=job.difference,
-                baseline=0.0,
-                limit=job.limit,
-                nearest=job.nearest,
-                nearest_step=job.nearest_step,
-                sees=math.expm1(min(job.limit, 10.0)),
-                effect=EFFECT,
-            )
+            text = f"slow rise of the steps {100 * job.difference:+.1f} %, "
+            text += f"limit {100 * job.limit:.1f} %"
+            eyes = {"sees": math.expm1(min(job.limit, 10.0)), "effect": EFFECT}
+            rise, limit = job.difference, job.limit
+            yield job_status(name, job.on, text, rise, limit, job, baseline=0.0, **eyes)
 
 
 def steepest(blocks: list[float]) -> float:

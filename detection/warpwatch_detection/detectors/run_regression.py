@@ -13,11 +13,14 @@ from statistics import median
 from typing import Any
 
 from warpwatch_detection.detector import (
-    Cleared,
     DetectorStatus,
     JobsDetector,
+    Nearest,
     Results,
+    changed,
     detail_number,
+    job_found,
+    job_status,
     number,
 )
 from warpwatch_detection.signals.baselines import SIGMA_PER_MAD
@@ -42,15 +45,14 @@ MAX_PHASES = 128
 
 
 @dataclass(slots=True)
-class RunLevel:
-    """The newest comparison of a run. nearest: the largest part of the limit so far."""
+class RunLevel(Nearest):
+    """The newest comparison of a run. runs: the number of earlier ones."""
 
-    step_s: float
-    earlier_s: float
-    limit_s: float
-    runs: int
+    step_s: float = 0.0
+    earlier_s: float = 0.0
+    limit_s: float = 0.0
+    runs: int = 0
     phase: str = ""
-    nearest: float = 0.0
     on: bool = False
 
     @property
@@ -71,52 +73,32 @@ class RunRegression(JobsDetector[RunLevel]):
         earlier = _numbers(seen.detail.get("earlier_s"))
         if step_s is None or not earlier or (steps or 0) < MIN_STEPS:
             return ()
-        level = self._level(seen, step_s, earlier)
-        was_on = level.on
-        level.on = level.excess > (RELEASE if was_on else 1.0)
-        if level.on:
-            return (self._found(seen, level),)
-        return (Cleared(seen.time, seen.job_id),) if was_on else ()
-
-    def _level(self, seen: RankEvent, step_s: float, earlier: list[float]) -> RunLevel:
-        """Return the job's level with these figures."""
-        earlier_s, effect = spread(earlier)
-        limit_s = earlier_s * (1 + max(MIN_EFFECT, effect))
-        phase = grown(seen.detail.get("phases_s"), seen.detail.get("earlier_phases_s"))
-        before = self.state.jobs.get(seen.job_id)
-        level = RunLevel(step_s, earlier_s, limit_s, len(earlier), phase)
-        if before is not None:
-            level.on, level.nearest = before.on, before.nearest
+        level = self.state.jobs.setdefault(seen.job_id, RunLevel())
+        level.step_s, level.runs = step_s, len(earlier)
+        level.earlier_s, effect = spread(earlier)
+        level.limit_s = level.earlier_s * (1 + max(MIN_EFFECT, effect))
+        level.phase = grown(seen.detail.get("phases_s"), seen.detail.get("earlier_phases_s"))
         level.nearest = max(level.nearest, level.excess)
-        self.state.jobs[seen.job_id] = level
-        return level
+        was_on, level.on = level.on, level.excess > (RELEASE if level.on else 1.0)
+        found = self._found(seen, level) if level.on else None
+        return changed(seen.job_id, seen.time, was_on, found)
 
     @staticmethod
     def _found(seen: RankEvent, level: RunLevel) -> Detected:
         which = "the run" if level.runs == 1 else f"the {level.runs} runs"
         grown_most = f", most of it in {level.phase}" if level.phase else ""
-        return Detected(
-            time=seen.time,
-            severity="warning",
-            **seen.job_id.fields(),
-            value=level.step_s,
-            baseline=level.earlier_s,
-            summary=f"steps take {100 * (level.step_s / level.earlier_s - 1):.0f} % longer than in "
-            f"{which} before: {level.step_s:.3g} s instead of {level.earlier_s:.3g} s{grown_most}",
+        text = (
+            f"steps take {100 * (level.step_s / level.earlier_s - 1):.0f} % longer than in {which} "
+            f"before: {level.step_s:.3g} s instead of {level.earlier_s:.3g} s{grown_most}"
         )
+        return job_found(seen.job_id, seen.time, text, level.step_s, level.earlier_s)
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, level in self.state.jobs.items():
-            yield DetectorStatus(
-                "found" if level.on else "fine",
-                f"a step takes {level.step_s:.3g} s, {level.earlier_s:.3g} s in {level.runs} "
-                f"earlier runs",
-                **name.fields(),
-                value=level.step_s,
-                baseline=level.earlier_s,
-                limit=level.limit_s,
-                nearest=level.nearest,
-            )
+            text = f"a step takes {level.step_s:.3g} s, {level.earlier_s:.3g} s in {level.runs} "
+            text += "earlier runs"
+            value, usual = level.step_s, level.earlier_s
+            yield job_status(name, level.on, text, value, level.limit_s, level, baseline=usual)
 
 
 def spread(earlier: list[float]) -> tuple[float, float]:

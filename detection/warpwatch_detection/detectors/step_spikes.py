@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from warpwatch_detection.detector import (
     WARMUP_STEPS,
-    Cleared,
     DetectorStatus,
     JobStep,
+    Nearest,
     Results,
     StepsDetector,
+    job_status,
 )
 from warpwatch_detection.signals.samples import StepWork
 from warpwatch_telemetry.anomalies import Detected
@@ -62,7 +63,7 @@ UPDATE_STEPS = 40
 
 
 @dataclass(slots=True)
-class SpikesJob:
+class SpikesJob(Nearest):
     """One job; values are logs of seconds.
 
     values: the newest steps. level, deviation, limit: of normal steps; a step above it is slow.
@@ -90,8 +91,6 @@ class SpikesJob:
     slow: int = 0
     began: int = 0
     on: bool = False
-    nearest: float = 0.0
-    nearest_step: int | None = None
 
 
 class StepSpikes(StepsDetector[SpikesJob]):
@@ -112,22 +111,16 @@ class StepSpikes(StepsDetector[SpikesJob]):
         for name, job in self.state.jobs.items():
             if job.deviation < 0 or not math.isfinite(job.limit):
                 text = "what a normal step takes is not known yet"
-                yield DetectorStatus("learning", text, **name.fields())
+                yield job_status(name, False, text, learns=True)
                 continue
-            yield DetectorStatus(
-                answer="found" if job.on else "fine",
-                text=f"{100 * job.recent:.1f} % of the last steps take {math.exp(job.limit):.3g} s "
-                f"or more, usually {100 * job.rate:.1f} %: evidence {job.evidence:.1f}, "
-                f"limit {self._needed(job):.1f}",
-                **name.fields(),
-                value=job.evidence,
-                baseline=0.0,
-                limit=self._needed(job),
-                nearest=job.nearest,
-                nearest_step=job.nearest_step,
-                sees=math.expm1(min(job.limit - job.level, 10.0)),
-                effect=EFFECT,
+            needed = self._needed(job)
+            text = (
+                f"{100 * job.recent:.1f} % of the last steps take {math.exp(job.limit):.3g} s or "
+                f"more, usually {100 * job.rate:.1f} %: evidence {job.evidence:.1f}, limit "
+                f"{needed:.1f}"
             )
+            eyes = {"sees": math.expm1(min(job.limit - job.level, 10.0)), "effect": EFFECT}
+            yield job_status(name, job.on, text, job.evidence, needed, job, baseline=0.0, **eyes)
 
     def _learn(self, job: SpikesJob, value: float) -> bool:
         """Update level and limit from the steps before this one. Return False for too few."""
@@ -199,13 +192,11 @@ class StepSpikes(StepsDetector[SpikesJob]):
 
     def _decide(self, job: SpikesJob, seen: JobStep) -> Results:
         needed = self._needed(job)
-        excess = job.evidence / needed
-        if excess > job.nearest:
-            job.nearest, job.nearest_step = excess, seen.step
+        job.reach(job.evidence / needed, seen.step)
         if job.on:
             if job.recent < CLOSING_SHARE * ALARM_SHARE:
                 job.on, job.evidence = False, 0.0
-                return (Cleared(seen.time, seen.job_id),)
+                return (seen.cleared(),)
             return (self._found(job, seen),) if job.count % UPDATE_STEPS == 0 else ()
         steps = job.count - job.since + 1
         if job.evidence < needed or steps < MIN_STEPS:
@@ -219,10 +210,8 @@ class StepSpikes(StepsDetector[SpikesJob]):
 
     def _found(self, job: SpikesJob, seen: JobStep) -> Detected:
         slower = 100 * math.expm1(job.excess)
-        return seen.found(
-            begin_step=job.began,
-            value=job.recent,
-            baseline=job.rate,
-            summary=f"{100 * job.recent:.0f} % of the steps since step {job.began} take about "
-            f"{slower:.0f} % longer than the others, {100 * job.rate:.1f} % did before",
+        text = (
+            f"{100 * job.recent:.0f} % of the steps since step {job.began} take about "
+            f"{slower:.0f} % longer than the others, {100 * job.rate:.1f} % did before"
         )
+        return seen.found(text, job.recent, job.rate, begin_step=job.began)

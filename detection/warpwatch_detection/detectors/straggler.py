@@ -11,19 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import Literal
 
 from warpwatch_detection.detector import (
     DAY_S,
     NEVER,
     WARMUP_STEPS,
-    Cleared,
     DetectorStatus,
     JobIteration,
     JobStep,
     Results,
     StepsDetector,
+    changed,
     deviations,
+    job_status,
     rank_names,
 )
 from warpwatch_detection.signals import peers
@@ -163,8 +163,7 @@ class Straggler(StepsDetector[JobLevels]):
     @staticmethod
     def _hold(job: JobLevels, rank: RankLevel, seen: JobStep, tick_s: float) -> None:
         """Find the rank once its excess has lasted for long enough."""
-        if rank.excess > rank.nearest:
-            rank.nearest, rank.nearest_step = rank.excess, seen.step
+        rank.reach(rank.excess, seen.step)
         if rank.excess < 1:
             rank.above_ticks, rank.above_s = 0, 0.0
             return
@@ -269,10 +268,8 @@ class Straggler(StepsDetector[JobLevels]):
     def _results(self, job: JobLevels, seen: JobStep, repeat: bool) -> Results:
         slow = {number: rank for number, rank in job.ranks.items() if rank.on}
         was_on, job.on = job.on, bool(slow)
-        if not slow:
-            return (Cleared(seen.time, seen.job_id),) if was_on else ()
-        if was_on and not repeat:
-            return ()
+        if not slow or (was_on and not repeat):
+            return () if slow else changed(seen.job_id, seen.time, was_on, None)
         # Name also the ranks that are about to be found, unless they are just above the limit.
         least = max(max(rank.excess, 1.0) for rank in slow.values()) / 2
         slow.update((n, r) for n, r in job.ranks.items() if r.above_ticks and r.excess >= least)
@@ -293,16 +290,17 @@ class Straggler(StepsDetector[JobLevels]):
         who = f"{rank_names(slow)} {'computes' if len(slow) == 1 else 'compute up to'}"
         was_slower = not rank.is_ready and rank.rise < rank.lowest + MIN_RISE
         is_info = seen.alike is None and was_slower
+        text = f"{who} {100 * longer:.0f} % longer than {_whom(job, slow, worst)}"
+        text += ", in a quarter of its steps," if rank.now_and_then else ""
+        text += f" since step {rank.begin_step}" if rank.begin_step else " from the start"
+        text += "; it may have more work: its place in the job is unknown" if is_info else ""
         return seen.found(
-            "info" if is_info else "warning",
+            text,
+            usual_s * (1 + longer),
+            usual_s,
+            severity="info" if is_info else "warning",
             rank=worst if len(slow) == 1 else None,
             begin_step=rank.begin_step,
-            value=usual_s * (1 + longer),
-            baseline=usual_s,
-            summary=f"{who} {100 * longer:.0f} % longer than "
-            f"{_whom(job, slow, worst)}{', in a quarter of its steps,' * rank.now_and_then} "
-            f"{f'since step {rank.begin_step}' if rank.begin_step else 'from the start'}"
-            f"{'; it may have more work: its place in the job is unknown' * is_info}",
         )
 
     def statuses(self) -> Iterable[DetectorStatus]:
@@ -310,10 +308,10 @@ class Straggler(StepsDetector[JobLevels]):
             alone = [rank for rank, stage in job.stages.items() if stage == peers.ALONE]
             if alone:
                 text = f"{rank_names(alone)} of a job in stages: no other rank does the same work"
-                yield DetectorStatus("learning", text, **name.fields(), blind=True)
+                yield job_status(name, False, text, learns=True, blind=True)
             elif len(job.ranks) < 2:
                 text = "one rank has no peers to be compared with"
-                yield DetectorStatus("learning", text, **name.fields())
+                yield job_status(name, False, text, learns=True)
                 continue
             for number, rank in job.ranks.items():
                 yield self._status(name, job, number, rank)
@@ -323,26 +321,14 @@ class Straggler(StepsDetector[JobLevels]):
             known = min(len(rank.baseline.blocks), READY_BLOCKS)
             text = f"rank {number}: {known} of {READY_BLOCKS} blocks of the baseline are known, "
             text += f"beside its peers it came to {rank.excess:.2f} of the limit"
-            answer: Literal["found", "learning"] = "found" if rank.on else "learning"
-            return DetectorStatus(answer, text, **name.fields(), rank=number)
+            return job_status(name, rank.on, text, learns=True, rank=number)
         usual, value = math.exp(rank.usual), math.exp(rank.level)
-        error = error_of(job.full.values())
-        rise = self._limit(job, rank, error, MIN_RISE)
+        rise = self._limit(job, rank, error_of(job.full.values()), MIN_RISE)
         limit = usual * math.exp(rise)
-        return DetectorStatus(
-            "found" if rank.on else "fine",
-            f"rank {number} computes {value:.3f} times as long as its peers, usually "
-            f"{usual:.3f}, limit {limit:.3f}",
-            **name.fields(),
-            rank=number,
-            value=value,
-            baseline=usual,
-            limit=limit,
-            nearest=rank.nearest,
-            nearest_step=rank.nearest_step,
-            sees=math.expm1(min(rise, 10.0)),
-            effect=EFFECT,
-        )
+        text = f"rank {number} computes {value:.3f} times as long as its peers, usually "
+        text += f"{usual:.3f}, limit {limit:.3f}"
+        eyes = {"sees": math.expm1(min(rise, 10.0)), "effect": EFFECT, "rank": number}
+        return job_status(name, rank.on, text, value, limit, rank, baseline=usual, **eyes)
 
 
 def _since(job: JobLevels, seen: JobStep, windows: float) -> int:

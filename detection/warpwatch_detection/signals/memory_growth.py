@@ -12,7 +12,7 @@ from itertools import combinations, pairwise
 from statistics import median
 from typing import ClassVar
 
-from warpwatch_detection.detector import WARMUP_STEPS
+from warpwatch_detection.detector import WARMUP_STEPS, Nearest
 from warpwatch_detection.signals.baselines import SIGMA_PER_MAD
 
 # Growth counts above MIN_GROWTH_RATIO of the level and NOISE_FACTOR times the scatter.
@@ -97,18 +97,15 @@ def every_part_grows(points: list[GrowthPoint]) -> bool:
 
 
 @dataclass(slots=True)
-class Growth:
+class Growth(Nearest):
     """The points of a level, oldest first; ``least`` of them show a trend.
 
-    begin_step: the start of the growth, None unless growth is found. nearest, nearest_step: the
-    largest excess so far.
+    begin_step: the start of the growth, None unless growth is found.
     """
 
     least: ClassVar[int]
     points: list[GrowthPoint] = field(default_factory=list)
     begin_step: int | None = None
-    nearest: float | None = None
-    nearest_step: int | None = None
 
     @property
     def grows(self) -> bool:
@@ -117,10 +114,6 @@ class Growth:
     def trend(self) -> Trend:
         """Return the trend, which is empty for too few points."""
         return trend(self.points) if len(self.points) >= self.least else Trend()
-
-    def reach(self, excess: float, step: int) -> None:
-        if self.nearest is None or excess > self.nearest:
-            self.nearest, self.nearest_step = excess, step
 
 
 # Growth counts if it has used this share of the memory that was left at its start. It is well below

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from warpwatch_detection.detector import NEVER
+from warpwatch_detection.detector import NEVER, Nearest
 from warpwatch_detection.signals.baselines import (
     PEER_FACTOR,
     SIGMA_PER_MAD,
@@ -71,7 +71,7 @@ class QuartileLevel:
 
 
 @dataclass(slots=True)
-class RankLevel:
+class RankLevel(Nearest):
     """One rank; levels are logs of ratios to its peers.
 
     tick: the ratios in the open tick. blocks: the newest levels, one per block.
@@ -104,8 +104,6 @@ class RankLevel:
     now_and_then: bool = False
     begin_step: int = 0
     excess: float = 0.0
-    nearest: float = 0.0
-    nearest_step: int | None = None
     most_noise: float = NEVER
     own: list[float] = field(default_factory=list)
     own_level: float | None = None

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detector import Cleared, DetectorStatus, JobsDetector, Results
-from warpwatch_telemetry.anomalies import Detected
+from warpwatch_detection.detector import (
+    DetectorStatus,
+    JobsDetector,
+    Results,
+    changed,
+    job_found,
+    job_status,
+)
 from warpwatch_telemetry.records import Serve
 
 # Seconds with requests that are evaluated together: a burst is shorter.
@@ -56,44 +62,31 @@ class KvThrash(JobsDetector[Preemptions]):
         if not (seen.running or seen.waiting or seen.preemptions):
             # A worker does not know the requests; a scheduler without any is idle.
             idle = job is not None and job.on and seen.time - job.busy_time > IDLE_S
-            return self._end(job, seen) if job is not None and idle else ()
+            return self._decide(job, seen, False) if job is not None and idle else ()
         if job is None:
             job = self.state.jobs.setdefault(seen.job_id, Preemptions())
         job.busy_time, job.kv_usage = seen.time, seen.kv_usage
         job.recent = [*job.recent[1 - WINDOW_S :], seen.preemptions]
         job.running += RUNNING_WEIGHT * (seen.running - job.running)
         if job.on:
-            return self._end(job, seen) if job.count < RELEASE * job.limit else ()
+            return self._decide(job, seen, False) if job.count < RELEASE * job.limit else ()
         # Most seconds have none.
         several = sum(count > 0 for count in job.recent) >= MIN_SECONDS
-        if not seen.preemptions or not several or job.count < job.limit:
-            return ()
-        job.on = True
-        return (self._found(job, seen),)
+        is_found = seen.preemptions and several and job.count >= job.limit
+        return self._decide(job, seen, True) if is_found else ()
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
-            yield DetectorStatus(
-                "found" if job.on else "fine",
-                f"{job.count} requests preempted in {len(job.recent)} busy seconds",
-                **name.fields(),
-                value=job.count,
-                limit=job.limit,
-            )
-
-    def _end(self, job: Preemptions, seen: Serve) -> Results:
-        job.on = False
-        return (Cleared(seen.time, seen.job_id),)
+            text = f"{job.count} requests preempted in {len(job.recent)} busy seconds"
+            yield job_status(name, job.on, text, job.count, job.limit)
 
     @staticmethod
-    def _found(job: Preemptions, seen: Serve) -> Detected:
+    def _decide(job: Preemptions, seen: Serve, is_found: bool) -> Results:
+        was_on, job.on = job.on, is_found
         usage = "" if job.kv_usage is None else f", its use is {job.kv_usage:.0%}"
-        return Detected(
-            time=seen.time,
-            severity="warning",
-            **seen.job_id.fields(),
-            value=job.count,
-            baseline=0.0,
-            summary=f"the KV cache is too small for the load: {job.count} requests lost their "
-            f"place in {len(job.recent)} s and are computed again{usage}",
+        text = (
+            f"the KV cache is too small for the load: {job.count} requests lost their place in "
+            f"{len(job.recent)} s and are computed again{usage}"
         )
+        found = job_found(seen.job_id, seen.time, text, job.count, 0.0) if is_found else None
+        return changed(seen.job_id, seen.time, was_on, found)

@@ -20,6 +20,8 @@ from warpwatch_detection.detector import (
     Detector,
     DetectorStatus,
     Results,
+    job_found,
+    job_status,
     rate_per_s,
 )
 from warpwatch_detection.job_steps import STEPS_AFTER_CAPTURE, CaptureWindows
@@ -171,17 +173,12 @@ class LatencyRegression(Detector):
         for name, job in self.state.jobs.items():
             series = job.series.get("inter_token")
             if series is None or not series.shifts.ready:
-                yield DetectorStatus("learning", "its noise is not known yet", **name.fields())
+                yield job_status(name, False, "its noise is not known yet", learns=True)
                 continue
             value = math.expm1(min(series.shifts.difference, 10.0))
-            yield DetectorStatus(
-                "found" if job.on else "fine",
-                f"time between tokens {100 * value:+.1f} % against earlier, for its iterations",
-                **name.fields(),
-                value=value,
-                baseline=0.0,
-                limit=math.expm1(EFFECTS["inter_token"]),
-            )
+            text = f"time between tokens {100 * value:+.1f} % against earlier, for its iterations"
+            limit = math.expm1(EFFECTS["inter_token"])
+            yield job_status(name, job.on, text, value, limit, baseline=0.0)
 
     def _second(self, job: ServerLatency, seen: Serve) -> list[Detected | Cleared]:
         """Evaluate one second of the process that reports the latencies."""
@@ -227,13 +224,9 @@ def _found(job: ServerLatency, rise: Rise, latency: Latency, seen: Serve) -> Det
     cause = "the KV cache, since requests lose their place and are computed again"
     if not thrashes:
         cause = "the front end, since work, ranks, queue and KV cache do not explain it"
-    return Detected(
-        time=seen.time,
-        severity="warning",
-        **seen.job_id.fields(),
-        rank=None if thrashes else seen.rank,
-        value=value_s,
-        baseline=baseline_s,
-        summary=f"the {WORDS[latency]} is {100 * math.expm1(rise.size):.0f} % longer than the "
-        f"iterations explain: {value_s:.3g} s instead of {baseline_s:.3g} s; cause: {cause}",
+    text = (
+        f"the {WORDS[latency]} is {100 * math.expm1(rise.size):.0f} % longer than the iterations "
+        f"explain: {value_s:.3g} s instead of {baseline_s:.3g} s; cause: {cause}"
     )
+    rank = None if thrashes else seen.rank
+    return job_found(seen.job_id, seen.time, text, value_s, baseline_s, rank=rank)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detector import Cleared, DetectorStatus, JobsDetector, Results
+from warpwatch_detection.detector import (
+    Cleared,
+    DetectorStatus,
+    JobsDetector,
+    Results,
+    job_found,
+    job_status,
+)
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.records import Serve
 
@@ -75,9 +82,7 @@ class QueueGrowth(JobsDetector[Queue]):
         for name, job in self.state.jobs.items():
             mean = job.means[-1] if job.means else 0.0
             text = f"{mean:.0f} requests wait, {job.running} are served"
-            yield DetectorStatus(
-                "found" if job.on else "fine", text, **name.fields(), value=mean, limit=MIN_WAITING
-            )
+            yield job_status(name, job.on, text, mean, MIN_WAITING)
 
     def _go_on(self, job: Queue, mean: float, seen: Serve) -> Results:
         if mean < job.on / 2:
@@ -88,12 +93,8 @@ class QueueGrowth(JobsDetector[Queue]):
     @staticmethod
     def _found(job: Queue, seen: Serve) -> Detected:
         minutes = (len(job.means) - 1) * BLOCK_S / 60
-        return Detected(
-            time=seen.time,
-            severity="warning",
-            **seen.job_id.fields(),
-            value=job.means[-1],
-            baseline=job.means[0],
-            summary=f"requests come faster than they are served: {job.means[-1]:.0f} wait, "
-            f"{job.means[0]:.0f} did {minutes:.0f} min ago; {job.running} are served at once",
+        text = (
+            f"requests come faster than they are served: {job.means[-1]:.0f} wait, "
+            f"{job.means[0]:.0f} did {minutes:.0f} min ago; {job.running} are served at once"
         )
+        return job_found(seen.job_id, seen.time, text, job.means[-1], job.means[0])
