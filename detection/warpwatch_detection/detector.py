@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import NormalDist
 from types import GenericAlias
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -229,6 +229,8 @@ class Detector(ABC):
 
     kind: str
     state: Any
+    # The type of what a generic state has for each job or device.
+    state_of: Any = None
     state_version = 1
     waits = False
     reads: tuple[type, ...]
@@ -236,7 +238,8 @@ class Detector(ABC):
     @property
     def state_form(self) -> Any:
         """The type of the state with the types of all that it contains."""
-        return type(self.state)
+        state = type(self.state)
+        return state if self.state_of is None else GenericAlias(state, (self.state_of,))
 
     @abstractmethod
     def observe(self, seen: Any) -> Results: ...
@@ -268,16 +271,10 @@ class JobStates(Generic[S]):
 
 
 class JobsDetector(Detector, Generic[S]):
-    """A detector that remembers each job in a ``job_type``."""
-
-    job_type: type[S]
+    """A detector that remembers each job in a ``state_of``."""
 
     def __init__(self) -> None:
         self.state: JobStates[S] = JobStates()
-
-    @property
-    def state_form(self) -> Any:
-        return GenericAlias(type(self.state), (self.job_type,))
 
     def forget(self, job: JobId) -> None:
         self.state.jobs.pop(job, None)
@@ -323,20 +320,11 @@ def deviations(rate_per_s: float, check_s: float, ways: int = 1) -> float:
     return -NormalDist().inv_cdf(chance)
 
 
-class StepsState(Protocol):
-    """The state of one job. index: of its newest step. on: true while a fault lasts."""
+class StepsDetector(JobsDetector[S]):
+    """A detector that evaluates the steps of each job, at limits that follow from the budget.
 
-    index: int
-
-    @property
-    def on(self) -> object: ...
-
-
-J = TypeVar("J", bound=StepsState)
-
-
-class StepsDetector(JobsDetector[J]):
-    """A detector that evaluates the steps of each job, at limits that follow from the budget."""
+    The state of a job has the ``index`` of its newest step, and ``on`` is true while a fault lasts.
+    """
 
     reads: tuple[type, ...] = (JobStep,)
 
@@ -345,21 +333,19 @@ class StepsDetector(JobsDetector[J]):
         self._rate_per_s = rate_per_s(self.kind, false_alarms_per_job_day)
 
     @abstractmethod
-    def evaluate(self, job: J, seen: JobStep) -> Results: ...
+    def evaluate(self, job: S, seen: JobStep) -> Results: ...
 
     def observe(self, seen: Any) -> Results:
         """Evaluate a JobStep; a detector that reads more types handles the others."""
-        jobs: dict[JobId, J] = self.state.jobs
-        job, index = jobs.get(seen.job_id), seen.index
-        if job is not None and index > job.index:
-            job.index = index
-            return self.evaluate(job, seen)
-        # The job was restarted: maybe on other machines, with other work.
-        restarted = jobs[seen.job_id] = self.job_type()
-        restarted.index = index
-        results = self.evaluate(restarted, seen)
-        was_on = job is not None and job.on
-        return (Cleared(seen.time, seen.job_id), *results) if was_on else results
+        jobs: dict[JobId, Any] = self.state.jobs
+        job, over = jobs.get(seen.job_id), False
+        if job is None or seen.index <= job.index:
+            # The job was restarted: maybe on other machines, with other work.
+            over = job is not None and job.on
+            job = jobs[seen.job_id] = self.state_of()
+        job.index = seen.index
+        results = self.evaluate(job, seen)
+        return (seen.cleared(), *results) if over else results
 
 
 # --- all detectors ---

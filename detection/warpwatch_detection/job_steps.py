@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+
+from msgspec.structs import replace
 
 from warpwatch_detection.detector import JobIteration, JobStep
 from warpwatch_detection.signals.peers import stages
@@ -27,6 +28,10 @@ START_EVENTS = frozenset({"capture_armed", "capture_started"})
 END_EVENTS = frozenset(
     {"capture_finished", "capture_failed", "capture_disarmed", "capture_late", "died"}
 )
+
+
+# The fields of a server's step that make its work.
+WORK = ("work_class", "prefill_tokens", "decode_requests", "kv_tokens")
 
 
 @dataclass(slots=True)
@@ -136,31 +141,21 @@ class SummaryJoin:
         return joined
 
     def _joined(self) -> JobIteration:
-        compute_s, comm_s, durations = {}, {}, []
+        steps = {}
         for rank, seen in self.ranks.items():
             count, seconds = seen.iterations["decode"]
             total_s = sum(s for _, s in seen.iterations.values())
-            comm_s[rank] = seen.comm_s * (seconds / total_s if total_s else 0.0) / count
-            compute_s[rank] = max(0.0, seconds / count - comm_s[rank])
-            durations.append(seconds / count)
+            comm_s = seen.comm_s * (seconds / total_s if total_s else 0.0) / count
+            steps[rank] = Step(
+                seen.time, seen.job, rank, self.step, seconds / count, phases_s={"comm": comm_s},
+                owner=seen.owner, run=seen.run, work_class="decode", decode_requests=self.running,
+                kv_tokens=self.kv,
+            )  # fmt: skip
         self.index += 1
         self.step += count
-        return JobIteration(
-            time=seen.time,
-            job_id=seen.job_id,
-            step=self.step,
-            index=self.index - 1,
-            duration_s=_middle(durations),
-            common_s=_middle(compute_s.values()) + min(comm_s.values()),
-            compute_s=compute_s,
-            data_wait_s={},
-            comm_s=comm_s,
-            alike=True,
-            work_class="decode",
-            decode_requests=self.running,
-            kv_tokens=self.kv,
-            count=count,
-        )
+        joined = join(steps, self.index - 1, {}, True)
+        assert isinstance(joined, JobIteration)
+        return replace(joined, step=self.step, count=count)
 
 
 @dataclass(slots=True)
@@ -298,8 +293,6 @@ def join(
             tokens[rank] = step.tokens
         elif step.samples:
             samples[rank] = step.samples
-    if step.work_class:
-        alike = True
     return (JobIteration if step.work_class else JobStep)(
         time=max([step.time for step in ranks.values()]),
         job_id=step.job_id,
@@ -314,18 +307,9 @@ def join(
         samples=samples,
         work=float(_middle((tokens or samples or {0: 0}).values())),
         stages=stages,
-        alike=alike,
-        **(_work(step) if step.work_class else {}),
+        alike=True if step.work_class else alike,
+        **({name: getattr(step, name) for name in WORK} if step.work_class else {}),
     )
-
-
-def _work(step: Step) -> dict[str, Any]:
-    return {
-        "work_class": step.work_class,
-        "prefill_tokens": step.prefill_tokens,
-        "decode_requests": step.decode_requests,
-        "kv_tokens": step.kv_tokens,
-    }
 
 
 def same_work(ranks: dict[int, Step]) -> dict[int, Step]:

@@ -130,7 +130,7 @@ class JobWaits:
 
 class DataStall(StepsDetector[JobWaits]):
     kind = "data_stall"
-    job_type = JobWaits
+    state_of = JobWaits
 
     def evaluate(self, job: JobWaits, seen: JobStep) -> Results:
         if seen.index < WARMUP_STEPS:

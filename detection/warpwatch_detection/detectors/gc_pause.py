@@ -327,7 +327,7 @@ class JobPauses:
 class GcPause(StepsDetector[JobPauses]):
     kind = "gc_pause"
     reads = (JobStep, RankEvent)
-    job_type = JobPauses
+    state_of = JobPauses
 
     def observe(self, seen: Any) -> Results:
         if isinstance(seen, RankEvent):

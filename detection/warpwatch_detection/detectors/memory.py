@@ -208,7 +208,7 @@ class MemoryLeak(MemoryDetector):
             text += f"; {exhaustion.share:.0%} of what was left is gone, limit {MIN_SHARE:.0%}"
         near = max(growth.short, exhaustion, key=lambda one: one.nearest)
         more = {"learns": not trend.limit, "baseline": 0.0, "rank": rank}
-        known = near if trend.limit else None
+        known = near if trend.limit or near.nearest else None
         return job_status(name, growth.found, text, trend.slope, trend.limit, known, **more)
 
 

@@ -73,7 +73,7 @@ class ShiftDetector(StepsDetector[ShiftJob]):
 
     # The name of the signal in a status.
     quantity: str
-    job_type = ShiftJob
+    state_of = ShiftJob
 
     @abstractmethod
     def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
@@ -290,7 +290,7 @@ class DriftJob(Nearest):
 
 class StepDrift(StepsDetector[DriftJob]):
     kind = "step_drift"
-    job_type = DriftJob
+    state_of = DriftJob
 
     def __init__(self, false_alarms_per_job_day: float = FALSE_ALARMS_PER_JOB_DAY) -> None:
         super().__init__(false_alarms_per_job_day)

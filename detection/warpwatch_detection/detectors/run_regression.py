@@ -64,7 +64,7 @@ class RunLevel(Nearest):
 class RunRegression(JobsDetector[RunLevel]):
     kind = "run_regression"
     reads = (RankEvent,)
-    job_type = RunLevel
+    state_of = RunLevel
 
     def observe(self, seen: Any) -> Results:
         if seen.event != EVENT:

@@ -95,7 +95,7 @@ class SpikesJob(Nearest):
 
 class StepSpikes(StepsDetector[SpikesJob]):
     kind = "step_spikes"
-    job_type = SpikesJob
+    state_of = SpikesJob
 
     def evaluate(self, job: SpikesJob, seen: JobStep) -> Results:
         if seen.index < WARMUP_STEPS or seen.common_s <= 0:

@@ -74,7 +74,7 @@ FORGET_BLOCKS = 5
 class Straggler(StepsDetector[JobLevels]):
     kind = "straggler"
     state_version = 2
-    job_type = JobLevels
+    state_of = JobLevels
     reads = (JobStep, JobIteration)
 
     def evaluate(self, job: JobLevels, seen: JobStep) -> Results:
@@ -99,7 +99,6 @@ class Straggler(StepsDetector[JobLevels]):
             share = min(middle / seen.duration_s, 1)
             job.compute_share += SHARE_WEIGHT * (share - job.compute_share)
         found = self._check_ranks(job, seen, tick_s)
-        found = self._check_newcomers(job, seen, tick_s) or found
         is_block = job.block_ticks >= WINDOW_TICKS
         if is_block:
             self._end_block(job, seen)
@@ -110,43 +109,33 @@ class Straggler(StepsDetector[JobLevels]):
     # --- every tick ---
 
     def _check_ranks(self, job: JobLevels, seen: JobStep, tick_s: float) -> bool:
-        """Check the ranks with a baseline. Return whether one is found."""
-        found, error = False, -1.0
-        for rank in job.ranks.values():
-            if rank.missed_blocks or rank.limit == NEVER or not rank.window.full:
-                continue
-            level = rank.window.median()
-            most = (level - rank.baseline.center) / rank.limit
-            if most < 1 and most <= rank.nearest and not rank.on:
+        """Check each rank by its baseline, or by its peers before. Return whether one is found."""
+        full = {number: rank for number, rank in job.full.items() if not rank.missed_blocks}
+        equal: dict[int, float] = {}
+        if not all(rank.is_ready for rank in full.values()):
+            equal = {n: rank.level for n, rank in full.items() if abs(rank.work) <= EQUAL_WORK}
+        peer_limit, error = self._peer_limit(job, seen, equal), -1.0
+        for number, rank in full.items():
+            level = rank.level
+            if not rank.is_ready:
+                least = START_RISE if number else START_RISE_0
+                limit = max(peer_limit, least) if number in equal else NEVER
+                rank.excess = self._excess(job, rank, level, limit)
+                if rank.excess >= 1 and rank.lowest == NEVER:
+                    # The rank has been slow since its first step.
+                    rank.above_ticks, rank.above_s = 1, job.window_s * min(rank.excess, MAX_HASTE)
+                    rank.begin_step = _since(job, seen, 1)
+                rank.lowest = min(rank.lowest, level)
+            elif rank.on or (level - rank.usual) / rank.limit > min(rank.nearest, 1):
+                error = error_of(job.full.values()) if error < 0 else error
+                limit = max(rank.limit, self._factor(job) * error)
+                rank.excess = self._excess(job, rank, level, limit)
+            else:
                 # The limit need not be computed: the noise of the windows can only raise it.
                 rank.above_ticks, rank.above_s = 0, 0.0
                 continue
-            error = error_of(job.full.values()) if error < 0 else error
-            limit = max(rank.limit, self._factor(job) * error)
-            rank.excess = self._excess(job, rank, level, limit)
             self._hold(job, rank, seen, tick_s)
-            found = found or rank.on
-        return found
-
-    def _check_newcomers(self, job: JobLevels, seen: JobStep, tick_s: float) -> bool:
-        """Check the ranks without a baseline by their peers. Return whether one is found."""
-        full = {number: rank for number, rank in job.full.items() if not rank.missed_blocks}
-        newcomers = {number: rank for number, rank in full.items() if not rank.is_ready}
-        if not newcomers:
-            return False
-        equal = {n: rank.level for n, rank in full.items() if abs(rank.work) <= EQUAL_WORK}
-        peer_limit = self._peer_limit(job, seen, equal)
-        for number, rank in newcomers.items():
-            least = START_RISE if number else START_RISE_0
-            limit = max(peer_limit, least) if number in equal else NEVER
-            rank.excess = self._excess(job, rank, rank.level, limit)
-            if rank.excess >= 1 and rank.lowest == NEVER:
-                # The rank has been slow since its first step.
-                rank.above_ticks, rank.above_s = 1, job.window_s * min(rank.excess, MAX_HASTE)
-                rank.begin_step = _since(job, seen, 1)
-            rank.lowest = min(rank.lowest, rank.level)
-            self._hold(job, rank, seen, tick_s)
-        return any(rank.on for rank in newcomers.values())
+        return any(rank.on for rank in full.values())
 
     def _peer_limit(self, job: JobLevels, seen: JobStep, levels: Mapping[int, float]) -> float:
         """Return the limit of levels before baselines are ready.

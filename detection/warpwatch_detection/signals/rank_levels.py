@@ -307,49 +307,23 @@ def peer_limit(
     if len(levels) < least:
         return math.inf
     ordered = sorted(levels, key=levels.__getitem__, reverse=True)
-    scatter = _Scatter(levels, groups)
     most = min(MAX_SLOW, int(len(levels) * MAX_SLOW_SHARE)) if are_alike else 1
     found = math.inf
-    for rank in ordered[: max(1, most)]:
-        peers = scatter.without(rank)
-        limit = scatter.limit(deviations, error) * math.sqrt(1 + 1 / max(peers, 1))
+    for taken, rank in enumerate(ordered[: max(1, most)], 1):
+        # The slowest ranks are removed one by one, as they do not belong to the scatter.
+        left: dict[int, list[float]] = {}
+        for peer in ordered[taken:]:
+            left.setdefault(groups.get(peer, 0), []).append(levels[peer])
+        freedom = PRIOR_WEIGHT + sum(len(group) - 1 for group in left.values())
+        squares = PRIOR_WEIGHT * PRIOR_SPREAD**2 + sum(map(_squares, left.values()))
+        limit = student(deviations, freedom + 1) * max(math.sqrt(squares / freedom), error)
+        limit *= math.sqrt(1 + 1 / max(len(left.get(groups.get(rank, 0), ())), 1))
         if found == math.inf or levels[rank] >= limit:
             found = limit
     return found if are_alike else max(found, LONE_FACTOR * levels[ordered[1]])
 
 
-class _Scatter:
-    """The variance within groups of ranks, from which the slowest are removed one by one."""
-
-    def __init__(self, levels: Mapping[int, float], groups: Mapping[int, int]) -> None:
-        self._levels, self._groups = levels, groups
-        # Per group: ranks, sum and sum of squares of their levels.
-        self._sums: dict[int, tuple[int, float, float]] = {}
-        self._squares, self._freedom = 0.0, 0
-        for rank in levels:
-            self._change(rank, 1)
-
-    def without(self, rank: int) -> int:
-        """Remove a rank. Return how many are left in its group."""
-        self._change(rank, -1)
-        return self._sums[self._groups.get(rank, 0)][0]
-
-    def limit(self, deviations: float, error: float) -> float:
-        weight = PRIOR_WEIGHT + self._freedom
-        prior = PRIOR_WEIGHT * PRIOR_SPREAD * PRIOR_SPREAD
-        spread = math.sqrt((prior + max(self._squares, 0.0)) / weight)
-        return student(deviations, weight + 1) * max(spread, error)
-
-    def _change(self, rank: int, sign: int) -> None:
-        group, level = self._groups.get(rank, 0), self._levels[rank]
-        count, total, squares = self._sums.get(group, (0, 0.0, 0.0))
-        self._squares -= _about_mean(count, total, squares)
-        self._freedom -= max(count - 1, 0)
-        count, total, squares = count + sign, total + sign * level, squares + sign * level * level
-        self._sums[group] = (count, total, squares)
-        self._squares += _about_mean(count, total, squares)
-        self._freedom += max(count - 1, 0)
-
-
-def _about_mean(count: int, total: float, squares: float) -> float:
-    return squares - total * total / count if count else 0.0
+def _squares(values: list[float]) -> float:
+    """Return the sum of squares about the mean."""
+    mean = sum(values) / len(values)
+    return sum([(value - mean) ** 2 for value in values])

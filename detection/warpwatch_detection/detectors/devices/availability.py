@@ -84,7 +84,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
     """
 
     kind = "device_lost"
-    device_type = LostDevice
+    state_of = LostDevice
     hold_s, clear_s = SILENT_S, 5.0
     severity = "critical"
 
@@ -151,7 +151,7 @@ class StuckDevice(Watched):
 
 class DeviceStuck(DeviceWatch[StuckDevice]):
     kind = "device_stuck"
-    device_type = StuckDevice
+    state_of = StuckDevice
     clear_s = 5.0
     severity = "critical"
 
@@ -221,7 +221,7 @@ class ServedDevice(Watched):
 
 class DeviceNeedsService(DeviceDetector[ServedDevice]):
     kind = "device_needs_service"
-    device_type = ServedDevice
+    state_of = ServedDevice
 
     def observe(self, seen: Any) -> Results:
         if seen.device.startswith(NO_GPUS):
@@ -340,7 +340,7 @@ class IdleDevice(Watched):
 
 class DeviceIdle(DeviceWatch[IdleDevice]):
     kind = "device_idle"
-    device_type = IdleDevice
+    state_of = IdleDevice
     unknown = "the GPU reports neither its utilization nor who uses it"
     # A lone kernel does not count as work.
     clear_s = 10.0

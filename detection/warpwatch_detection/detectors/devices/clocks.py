@@ -149,7 +149,7 @@ class Throttle(DeviceWatch[ThrottledDevice]):
     timed: tuple[str, ...]
     words: ClassVar[dict[str, str]]
     unknown = "the GPU does not report why its clocks are held down"
-    device_type = ThrottledDevice
+    state_of = ThrottledDevice
     clear_s = WINDOW_S
 
     def examine(self, device: ThrottledDevice, seen: DeviceReading) -> Symptom | None:
@@ -258,7 +258,7 @@ class Overheating(DeviceWatch[Watched]):
     """Detects a sensor near its threshold; while `thermal_throttle` is active, that explains it."""
 
     kind = "overheating"
-    device_type = Watched
+    state_of = Watched
     unknown = "the GPU does not report its temperature, or not where it slows down"
     hold_s, clear_s = 60.0, 30.0
 
@@ -318,7 +318,7 @@ class ClockDrop(DeviceWatch[ClockDevice]):
     """
 
     kind = "clock_drop"
-    device_type = ClockDevice
+    state_of = ClockDevice
     unknown = "not enough load yet without a reason for lower clocks"
     hold_s, clear_s = 40.0, BLOCK_S
 

@@ -37,7 +37,7 @@ class EccUncorrectable(DeviceEvents[EccDevice]):
     """
 
     kind = "ecc_uncorrectable"
-    device_type = EccDevice
+    state_of = EccDevice
     unknown = "the GPU does not count memory errors (no ECC, or switched off)"
     fine = "no new uncorrectable memory errors"
 
@@ -86,7 +86,7 @@ class RowRemap(DeviceEvents[RemapDevice]):
     """
 
     kind = "row_remap"
-    device_type = RemapDevice
+    state_of = RemapDevice
     unknown = "the GPU does not report remapped rows"
     fine = "no memory waits for being replaced, none was lately"
 
@@ -159,7 +159,7 @@ class XidErrors(DeviceEvents[XidDevice]):
     """Names the first XID of the highest severity within ``hold_s``, because it is the cause."""
 
     kind = "xid"
-    device_type = XidDevice
+    state_of = XidDevice
     unknown = "no XID was seen, and none is counted from the start"
     fine = "no XID lately"
 

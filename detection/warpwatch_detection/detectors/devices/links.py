@@ -57,7 +57,7 @@ def rates_of(
 
 class PcieDegraded(DeviceWatch[PcieDevice]):
     kind = "pcie_degraded"
-    device_type = PcieDevice
+    state_of = PcieDevice
     unknown = "the GPU has reported neither its PCIe link under load nor its replays"
     clear_s = 30.0
 
@@ -139,7 +139,7 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
     """Detects NVLinks that are down or have errors; a link that was never up is not connected."""
 
     kind = "nvlink_error"
-    device_type = NvlinkDevice
+    state_of = NvlinkDevice
     unknown = "the GPU has no NVLinks, or does not report them"
     clear_s = DOWN_S
 
@@ -220,7 +220,7 @@ class NetworkLinkDown(DeviceWatch[PortDevice]):
     """Detects ports that are down; a port that was never up is not connected."""
 
     kind = "network_link_down"
-    device_type = PortDevice
+    state_of = PortDevice
     reads = (PortReading,)
     unknown = "no port of a network device that was up"
     clear_s = CLEAR_S
@@ -242,7 +242,7 @@ class NetworkErrors(DeviceWatch[PortDevice]):
     """Detects errors of a port since the first reading, whose counts are old."""
 
     kind = "network_errors"
-    device_type = PortDevice
+    state_of = PortDevice
     reads = (PortReading,)
     unknown = "no port of a network device that counts errors"
     clear_s = CLEAR_S

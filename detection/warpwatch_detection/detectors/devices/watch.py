@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import GenericAlias
 from typing import Any, Generic, TypeVar
 
 from warpwatch_detection.detector import (
@@ -198,19 +197,14 @@ class DeviceStates(Generic[S]):
 
 
 class DeviceDetector(Detector, Generic[D]):
-    """A detector that remembers each device in a ``device_type``."""
+    """A detector that remembers each device in a ``state_of``."""
 
     reads: tuple[type, ...] = (DeviceReading,)
     # The status text of a device that was never evaluated.
     unknown: str = "the device has not reported what is needed"
-    device_type: Any
 
     def __init__(self) -> None:
         self.state: Any = DeviceStates()
-
-    @property
-    def state_form(self) -> Any:
-        return GenericAlias(DeviceStates, (self.device_type,))
 
     def device(self, uuid: str) -> D:
         """Return the state of a device; if there are too many, evict the one silent for longest."""
@@ -219,7 +213,7 @@ class DeviceDetector(Detector, Generic[D]):
             if len(devices) >= MAX_DEVICES:
                 old = min(devices, key=lambda u: (devices[u].hysteresis.found, devices[u].seen))
                 del devices[old]
-            devices[uuid] = self.device_type()
+            devices[uuid] = self.state_of()
         return devices[uuid]
 
 

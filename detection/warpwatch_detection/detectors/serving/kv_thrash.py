@@ -55,7 +55,7 @@ class Preemptions:
 class KvThrash(JobsDetector[Preemptions]):
     kind = "kv_thrash"
     reads = (Serve,)
-    job_type = Preemptions
+    state_of = Preemptions
 
     def observe(self, seen: Serve) -> Results:
         job = self.state.jobs.get(seen.job_id)

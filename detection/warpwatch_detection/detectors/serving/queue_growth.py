@@ -50,7 +50,7 @@ class Queue:
 class QueueGrowth(JobsDetector[Queue]):
     kind = "queue_growth"
     reads = (Serve,)
-    job_type = Queue
+    state_of = Queue
 
     def observe(self, seen: Serve) -> Results:
         """Evaluate a second of the process that has the queue."""
