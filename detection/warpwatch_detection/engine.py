@@ -226,8 +226,10 @@ class Detection:
     def _end_missing(self, time: float, resumption: Resumption) -> list[Change]:
         """End the ranks that have not reported since the restart: they ended before it."""
         changes: list[Change] = []
-        for job, rank in sorted(resumption.pop_missing(time)):
-            changes += self._process(End(time, rank=rank, **job.fields()))
+        if time >= resumption.heard_time:
+            missing, resumption.missing = resumption.missing, set()
+            for job, rank in sorted(missing):
+                changes += self._process(End(time, rank=rank, **job.fields()))
         if time > resumption.over_time:
             self._resumption = None
         return changes
@@ -246,7 +248,8 @@ class Resumption:
 
     Records from before the restart are read again (the rendezvous rewinds). Deadlines may have
     passed meanwhile: the time that was left when the daemon stopped starts to run at ``now``, the
-    time of the restart. before: the time of the newest record that was read before it.
+    time of the restart. before: the time of the newest record that was read before it. missing:
+    the ranks that lived before and have not reported since.
     """
 
     def __init__(
@@ -258,7 +261,7 @@ class Resumption:
             for job, ranks in jobs.items()
             for number, rank in ranks.items()
         }
-        self._missing: set[RankId] = set(self._known)
+        self.missing: set[RankId] = set(self._known)
         self._away_s = 0.0
         self.skip(now, before)
 
@@ -267,27 +270,22 @@ class Resumption:
         self._now = now
         if math.isfinite(before):
             self._away_s += max(0.0, now - before)
+        # All live ranks have reported by then.
+        self.heard_time = now + CONFIRM_S
         self.over_time = now + max(CONFIRM_S, self._away_s)
 
     def put_off(self, deadline: float) -> float:
         """Return when a deadline is due: the time away does not count, and all rings are read."""
         if deadline <= self._now:
             deadline += self._away_s
-        return max(self._now + CONFIRM_S, deadline)
-
-    def pop_missing(self, time: float) -> set[RankId]:
-        """Return the ranks that lived before and have not reported in time, each once."""
-        if time < self._now + CONFIRM_S:
-            return set()
-        missing, self._missing = self._missing, set()
-        return missing
+        return max(self.heard_time, deadline)
 
     def knew(self, record: Record) -> bool:
         """Return whether the record was read before the restart; its rank lives in any case."""
         if not isinstance(record, Step | RankSeen):
             return False
         name = (record.job_id, record.rank)
-        self._missing.discard(name)
+        self.missing.discard(name)
         known = self._known.get(name)
         if known is None:
             return False

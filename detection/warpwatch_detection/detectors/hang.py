@@ -97,7 +97,7 @@ class Hang(Detector):
         if isinstance(seen, Step):
             return self._step(seen)
         if isinstance(seen, RankEvent | End) and seen.job_id in self.state.servers:
-            return self._server_event(seen)
+            return self._server(seen)
         if isinstance(seen, RankEvent):
             return self._event(seen)
         if isinstance(seen, End):
@@ -127,26 +127,15 @@ class Hang(Detector):
 
     # --- servers ---
 
-    def _server(self, seen: Serve | Step) -> Results:
+    def _server(self, seen: Serve | Step | RankEvent | End) -> Results:
         name = seen.job_id
-        server = self.state.servers.get(name)
-        if server is None:
-            server = self.state.servers[name] = ServerProgress()
-        over = server.serve(seen) if isinstance(seen, Serve) else server.step(seen)
+        server = self.state.servers.setdefault(name, ServerProgress())
+        if isinstance(seen, RankEvent) and self.state.captures.observe(seen):
+            server.excuse(seen.time)
+        over = server.observe(seen)
         # Iterations only put the deadline off, so it is computed again once per second.
-        if over or isinstance(seen, Serve):
+        if over or not isinstance(seen, Step):
             self._schedule()
-        return changed(name, seen.time, over, None)
-
-    def _server_event(self, seen: RankEvent | End) -> Results:
-        name, server, over = seen.job_id, self.state.servers[seen.job_id], False
-        if isinstance(seen, RankEvent):
-            if self.state.captures.observe(seen):
-                server.excuse(seen.time)
-            over = server.event(seen)
-        elif seen.rank is not None:
-            over = server.leave(seen.rank)
-        self._schedule()
         return changed(name, seen.time, over, None)
 
     def _hung_servers(self, now: float) -> list[Detected]:

@@ -23,7 +23,6 @@ from warpwatch_detection.detector import (
     rate_per_s,
 )
 from warpwatch_detection.signals.level_shift import (
-    CLOSING_SAMPLES,
     LEAST_EFFECT,
     REFERENCE,
     LevelShift,
@@ -37,12 +36,8 @@ from warpwatch_telemetry.anomalies import Detected
 
 # A shorter rise is a hiccup of the machine.
 LEAST_WINDOW_S = 1.0
-# A level that has lasted this time is the new normal: an operator has had time to look.
-ACCEPT_AFTER_S = 600.0
 # A detector that does not see a tenth is blind.
 EFFECT = 0.10
-# An open anomaly gets its newest numbers once per this many samples.
-UPDATE_SAMPLES = 20
 
 
 @dataclass(slots=True)
@@ -118,11 +113,10 @@ class ShiftDetector(StepsDetector[ShiftJob]):
         return (seen.cleared(for_good=is_second), found) if lasts or is_second else (found,)
 
     def _go_on(self, job: ShiftJob, rise: Rise, seen: JobStep) -> Results:
-        rise.samples += 1
-        if rise.samples % UPDATE_SAMPLES:
+        level = rise.present(job.shifts)
+        if level is None:
             return ()
-        level = job.shifts.recent(CLOSING_SAMPLES)
-        accepted = rise.is_accepted(seen.time, ACCEPT_AFTER_S)
+        accepted = rise.is_accepted(seen.time)
         if accepted or rise.is_over(level):
             job.rise = None
             if accepted and job.iterations.bins:
@@ -347,8 +341,7 @@ class StepDrift(StepsDetector[DriftJob]):
 
     def _go_on(self, job: DriftJob, rise: Rise, seen: JobStep) -> Results:
         rise.samples += BLOCK
-        is_accepted = rise.is_accepted(seen.time, ACCEPT_AFTER_S)
-        if is_accepted or rise.is_over(mean(job.blocks[-NOW:])):
+        if rise.is_accepted(seen.time) or rise.is_over(mean(job.blocks[-NOW:])):
             return self._restart(job, seen)
         return (self._found(job, rise, seen),)
 

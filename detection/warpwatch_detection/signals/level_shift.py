@@ -142,11 +142,6 @@ class SignalHistory:
         self.change += (change - self.change) / min(self.count, CHANGE_SAMPLES)
 
 
-def scale_of(window: int, before: int) -> float:
-    """Return the factor by which a reference of ``before`` samples is noisier than a full one."""
-    return math.sqrt((1 / window + 1 / before) / (1 / window + 1 / REFERENCE))
-
-
 # The least rise that counts: healthy jobs settle and wander by some per cent. A rise by a tenth in
 # 600 samples, which is 3 % from the reference to the longest window, is a drift.
 LEAST_EFFECT = 0.035
@@ -275,10 +270,6 @@ class Shift:
     window: int
 
 
-def _noises() -> list[WindowNoise]:
-    return [WindowNoise(window) for window in WINDOWS]
-
-
 @dataclass(slots=True)
 class LevelShift:
     """The search for a signal's shifts.
@@ -291,7 +282,9 @@ class LevelShift:
 
     samples: SignalHistory = field(default_factory=SignalHistory)
     least_window: int = 0
-    noises: list[WindowNoise] = field(default_factory=_noises)
+    noises: list[WindowNoise] = field(
+        default_factory=lambda: [WindowNoise(window) for window in WINDOWS]
+    )
     difference: float = 0.0
     looked: int = -1
     scale: float = 1.0
@@ -346,7 +339,9 @@ class LevelShift:
         is never less than that of independent samples, which many more samples determine.
         """
         window = WINDOWS[index]
-        quantile, tail = quantile_of(window, rate), tail_of(window)
+        # The tails of short windows are heavier than normal.
+        quantile = quantile_of(window, rate)
+        tail = TAIL_DEVIATIONS * max(0.0, math.log2(TAIL_SAMPLES / window))
         learned = min([noise.reach(quantile, tail) for noise in self.noises[: index + 1]])
         sigma = SIGMA_PER_CHANGE * self.samples.change * TRIM_LOSS
         return max(learned, (quantile + tail) * sigma * math.sqrt(1 / window + 1 / REFERENCE))
@@ -354,7 +349,8 @@ class LevelShift:
     def _check(self, window: int, difference: float, rate: float) -> Shift | None:
         index = WINDOWS.index(window)
         noise, before = self.noises[index], len(self.samples.values) - window
-        scale = 1.0 if before >= REFERENCE else scale_of(window, before)
+        # A short reference is noisier than a full one.
+        scale = math.sqrt((1 / window + 1 / min(before, REFERENCE)) / (1 / window + 1 / REFERENCE))
         if noise.known:
             self.difference, self.looked, self.scale = difference, index, scale
             # Most differences are far below ``least``, and then the limit need not be computed.
@@ -395,11 +391,6 @@ def quantile_of(window: int, rate: float) -> float:
     return deviations(rate, window / 2, len(WINDOWS))
 
 
-def tail_of(window: int) -> float:
-    """Return the additional deviations for tails that are heavier than normal."""
-    return TAIL_DEVIATIONS * max(0.0, math.log2(TAIL_SAMPLES / window))
-
-
 @lru_cache(maxsize=4096)
 def student(deviations: float, count: int) -> float:
     """Return the quantile if the deviation was learned from ``count`` values only.
@@ -416,8 +407,10 @@ def student(deviations: float, count: int) -> float:
 CLOSING_SAMPLES = 20
 # A rise is over below half of its size: far from the limit at which it opened, against flapping.
 CLOSING_SHARE = 0.5
-# A level that has lasted for this many samples, and for long enough, is the new normal.
-ACCEPT_SAMPLES = 300
+# A level that has lasted this long is the new normal: an operator has had time to look.
+ACCEPT_SAMPLES, ACCEPT_AFTER_S = 300, 600.0
+# An open anomaly gets its newest numbers once per this many samples.
+UPDATE_SAMPLES = 20
 
 
 @dataclass(slots=True)
@@ -430,10 +423,15 @@ class Rise:
     size: float
     samples: int = 0
 
+    def present(self, shifts: LevelShift) -> float | None:
+        """Count a sample. Return the present level if it is time to check it."""
+        self.samples += 1
+        return None if self.samples % UPDATE_SAMPLES else shifts.recent(CLOSING_SAMPLES)
+
     def is_over(self, level: float) -> bool:
         """Return whether the rise is over. ``level``: the mean of the newest CLOSING_SAMPLES."""
         enough = self.samples >= CLOSING_SAMPLES
         return enough and level < self.baseline + CLOSING_SHARE * self.size
 
-    def is_accepted(self, now: float, after_s: float) -> bool:
-        return self.samples >= ACCEPT_SAMPLES and now - self.time >= after_s
+    def is_accepted(self, now: float) -> bool:
+        return self.samples >= ACCEPT_SAMPLES and now - self.time >= ACCEPT_AFTER_S

@@ -25,7 +25,7 @@ from warpwatch_detection.detector import (
     rate_per_s,
 )
 from warpwatch_detection.job_steps import STEPS_AFTER_CAPTURE, CaptureWindows
-from warpwatch_detection.signals.level_shift import CLOSING_SAMPLES, LevelShift, Rise, Shift
+from warpwatch_detection.signals.level_shift import LevelShift, Rise, Shift
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import LATENCIES, RankEvent, Serve
@@ -41,9 +41,6 @@ WORDS: dict[Latency, str] = {
 LEAST_WINDOW = 24
 # Fewer observations, or iterations, are noise.
 LEAST_COUNT = 2.0
-# A level that has lasted this time is the new normal.
-ACCEPT_AFTER_S = 600.0
-UPDATE_SAMPLES = 20
 # The part of the sums that a second keeps: front end and worker begin their seconds at other times.
 KEPT = 0.8
 # Preemptions per second that explain a latency.
@@ -202,13 +199,12 @@ class LatencyRegression(Detector):
             if shift is not None and shift.difference > 0:
                 series.rise = Rise(seen.time, 0, shift.before, 0.0)
             return
-        rise.samples += 1
-        if rise.samples % UPDATE_SAMPLES:
+        level = rise.present(series.shifts)
+        if level is None:
             return
-        level = series.shifts.recent(CLOSING_SAMPLES)
         risen = level - rise.baseline
         over = rise.is_over(level) if series.shown else risen < EFFECTS[latency]
-        if over or rise.is_accepted(seen.time, ACCEPT_AFTER_S):
+        if over or rise.is_accepted(seen.time):
             shown, series.rise, series.shown = series.shown, None, False
             if shown and not job.on:
                 yield Cleared(seen.time, seen.job_id)

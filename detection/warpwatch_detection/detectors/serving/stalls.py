@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warpwatch_detection.detector import NEVER
-from warpwatch_telemetry.records import RankEvent, Serve, Step
+from warpwatch_telemetry.records import End, RankEvent, Serve, Step
 
 # The limits: a prompt that is computed whole, and a first request that compiles, take no longer.
 TIMEOUT_S, FIRST_TIMEOUT_S = 60.0, 600.0
@@ -51,8 +51,7 @@ class ServerProgress:
             limit_s = STOPPED_TIMEOUT_S
         return max(self.progress_time, self.quiet_until) + limit_s
 
-    def serve(self, seen: Serve) -> bool:
-        """Add a second of a process; return whether it ends the hang."""
+    def _serve(self, seen: Serve) -> bool:
         before, requests = self.in_flight, seen.running + seen.waiting
         if requests or seen.rank in self.requests:
             self.requests[seen.rank] = requests
@@ -63,22 +62,23 @@ class ServerProgress:
             self.progress_time = max(self.progress_time, seen.time)
         return not self.in_flight and self._end()
 
-    def step(self, seen: Step) -> bool:
-        """Add an iteration; return whether it ends the hang."""
-        return self._go_on(seen.time)
-
-    def event(self, seen: RankEvent) -> bool:
-        """Add an event of a process; return whether it ends the hang."""
+    def observe(self, seen: Serve | Step | RankEvent | End) -> bool:
+        """Add a record of a process; return whether it ends the hang."""
+        if isinstance(seen, Serve):
+            return self._serve(seen)
+        if isinstance(seen, Step):
+            return self._go_on(seen.time)
+        if isinstance(seen, End):
+            return seen.rank is not None and self._leave(seen.rank)
         if seen.event == "stopped":
             self.silent.add(seen.rank)
         elif seen.event == "resumed":
             self.silent.discard(seen.rank)
         elif seen.event in ("died", "exception"):
             self.excuse(seen.time + CRASH_QUIET_S)
-        return seen.event == "died" and self.leave(seen.rank)
+        return seen.event == "died" and self._leave(seen.rank)
 
-    def leave(self, rank: int) -> bool:
-        """Forget a process that is gone; return whether it ends the hang."""
+    def _leave(self, rank: int) -> bool:
         self.requests.pop(rank, None)
         self.silent.discard(rank)
         return not self.in_flight and self._end()
