@@ -95,11 +95,8 @@ class ReportedPauses:
 
 # The least noise of the log ratio of a single step.
 MIN_SCALE = 0.005
-# The first steps set the usual ratio and its noise.
-FIRST_STEPS = 3
 # Weight of a new step in the usual ratio and its noise; early steps are learned faster.
 WEIGHT = 0.02
-FAST_STEPS = 50
 # A larger difference is learned as this many times the noise.
 WINSOR = 3.0
 # A mean of cut absolute values, normally distributed, times this is their standard deviation.
@@ -161,18 +158,17 @@ class RegularPauses:
         rate: the chains per step that random pauses may form.
         """
         self.known += 1
-        rise = ratio - self.center
-        scale = self.scale if self.scale > MIN_SCALE else MIN_SCALE
-        if self.known <= FIRST_STEPS:
-            self.center += rise / self.known
-            self.scale = max(self.scale, abs(rise) if self.known > 1 else 0.0, MIN_SCALE)
-            return False
-        weight = WEIGHT if self.known >= FAST_STEPS else 1 / self.known
-        size = min(abs(rise), WINSOR * scale)
-        self.center += weight * (size if rise > 0 else -size)
+        if self.known == 1:
+            self.center = ratio
+        rise, scale = ratio - self.center, max(self.scale, MIN_SCALE)
+        weight, size = max(WEIGHT, 1 / self.known), min(abs(rise), WINSOR * scale)
+        self.center += math.copysign(weight * size, rise)
         self.scale += weight * (SIGMA_PER_MEAN * size - self.scale)
         if rise > MIN_RISE and rise > NOISE_FACTOR * scale and self.known > READY_STEPS:
-            self._add_slow_step(step, ratio, rise, compute_s)
+            self.run += 1
+            self.pending_step, self.pending_s = step, -math.expm1(-rise) * compute_s
+            if self.run >= LEVEL_STEPS:
+                self.center, self.run = ratio, 0
             return False
         if self.period and step - self.steps[-1] > SILENT_PERIODS * self.period:
             self.period = 0
@@ -180,13 +176,6 @@ class RegularPauses:
             return False
         is_single, self.run = self.run == 1, 0
         return is_single and self.pending_s <= MAX_PAUSE_S and self._add_pause(rate)
-
-    def _add_slow_step(self, step: int, ratio: float, rise: float, compute_s: float) -> None:
-        """Add a slow step, which may be a pause; LEVEL_STEPS in a row are a new level."""
-        self.run += 1
-        self.pending_step, self.pending_s = step, -math.expm1(-rise) * compute_s
-        if self.run >= LEVEL_STEPS:
-            self.center, self.run = ratio, 0
 
     def _add_pause(self, rate: float) -> bool:
         """Add the pending step as a pause. Return whether it continues a chain."""
