@@ -24,9 +24,8 @@ from warpwatch_detection.detectors.hang import Hang
 from warpwatch_detection.detectors.memory import MemoryLeak, MemoryPressure
 from warpwatch_detection.detectors.rises import CommSlow, StepDrift, StepRegression
 from warpwatch_detection.detectors.run_regression import RunRegression
-from warpwatch_detection.detectors.serving.kv_thrash import KvThrash
 from warpwatch_detection.detectors.serving.latency_regression import LatencyRegression
-from warpwatch_detection.detectors.serving.queue_growth import QueueGrowth
+from warpwatch_detection.detectors.serving.overload import KvThrash, QueueGrowth
 from warpwatch_detection.detectors.step_spikes import StepSpikes
 from warpwatch_detection.detectors.straggler import Straggler
 from warpwatch_detection.ranks import RankDevices

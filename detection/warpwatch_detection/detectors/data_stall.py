@@ -185,15 +185,14 @@ class DataStall(StepsDetector[JobWaits]):
 
     @staticmethod
     def _learn(rank: RankWaits, block: float, first_step: int) -> None:
-        """Learn a block before the baseline is ready. If that is a stall, impose no waits."""
+        """Learn a block before the baseline is ready. If that is a stall, no waits are usual."""
         baseline = rank.baseline
         baseline.begin_again(block, START_SHARE)
         baseline.learn(block, BASELINE_BLOCKS)
         if len(baseline.blocks) == 1:
             rank.begin_step = first_step if baseline.restarts else 0
         if len(baseline.blocks) == READY_BLOCKS and baseline.center >= START_SHARE:
-            baseline.impose(0.0)
-            baseline.spread = MIN_SPREAD
+            baseline.center, baseline.spread = 0.0, MIN_SPREAD
             rank.from_start = True
 
     def _noise(self, job: JobWaits, rank: RankWaits) -> float:

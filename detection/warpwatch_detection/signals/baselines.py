@@ -112,8 +112,7 @@ class FrozenBaseline:
     The center is learned from the first blocks and then frozen, because a rolling baseline would
     absorb a slow drift. Later blocks change only the spread.
 
-    blocks_spread, wander_spread: spreads of ``blocks`` and ``wander``. imposed: whether the center
-    was set by ``impose``.
+    blocks_spread, wander_spread: spreads of ``blocks`` and ``wander``.
     """
 
     min_spread: float
@@ -127,7 +126,6 @@ class FrozenBaseline:
     learned: int = 0
     wander: list[float] = field(default_factory=list)
     wander_spread: float = 0.0
-    imposed: bool = False
     restarts: int = 0
 
     def begin_again(self, block: float, jump: float) -> None:
@@ -157,8 +155,7 @@ class FrozenBaseline:
         if len(self.blocks) < size:
             self.blocks.append(block)
             self.blocks_spread = spread_of(self.blocks)
-            if not self.imposed:
-                self.center = median(self.blocks)
+            self.center = median(self.blocks)
         spread = max(self.blocks_spread, self._recent_spread(), self.min_spread)
         if len(self.wander) >= MIN_WANDER:
             spread = max(spread, self.wander_spread)
@@ -171,7 +168,7 @@ class FrozenBaseline:
             blocks, self.lower = self.lower, []
             self.blocks.clear()
             self.wander.clear()
-            self.imposed, self.last = False, None
+            self.last = None
             for lower in blocks:
                 self.learn(lower, size)
 
@@ -181,11 +178,6 @@ class FrozenBaseline:
         self.blocks = [block + amount for block in self.blocks]
         self.wander = [block + amount for block in self.wander]
         self.last = None
-
-    def impose(self, center: float) -> None:
-        """Set the center, because the learned blocks were not healthy."""
-        self.center = center
-        self.imposed = True
 
     def _recent_spread(self) -> float:
         """Return the noise of one value: the spread of recent differences divided by √2."""
