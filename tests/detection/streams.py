@@ -9,8 +9,10 @@ import msgspec
 
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.config import DetectionConfig
+from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
+from warpwatch_detection.job_steps import JobSteps
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.records import RankEvent, RankSeen, Record, Step
 
@@ -37,10 +39,17 @@ def on(ranks: int | tuple[int, ...] | None, extra_s: float, every: int = 1, at: 
 class Job:
     """A synchronous data-parallel job: the slowest rank sets the pace, the others wait in comm."""
 
-    def __init__(self, ranks: int = 2, step_s: float = 0.04, noise: float = 0.2, seed: int = 1):
+    def __init__(
+        self,
+        ranks: int = 2,
+        step_s: float = 0.04,
+        noise: float = 0.2,
+        comm_noise: float = 0.0,
+        seed: int = 1,
+    ):
         self.ranks = ranks
         self.step_s = step_s
-        self.noise = noise
+        self.noise, self.comm_noise = noise, comm_noise
         self.time = EPOCH_S
         self.step = 0
         self._random = random.Random(seed)
@@ -50,23 +59,38 @@ class Job:
             yield RankSeen(self.time, "llama", rank, self.ranks, f"GPU-{rank}")
 
     def steps(
-        self, count: int, compute: Extra = nothing, wait: Extra = nothing, pause: Extra = nothing
+        self,
+        count: int,
+        compute: Extra = nothing,
+        wait: Extra = nothing,
+        pause: Extra = nothing,
+        comm: Extra = nothing,
+        tokens: Extra = nothing,
     ) -> Iterator[Step]:
-        """``pause`` is spent by all ranks in no declared phase, as an undeclared checkpoint is."""
+        """Yield steps.
+
+        All ranks spend ``pause`` in no declared phase, as an undeclared checkpoint does, and
+        ``comm`` in communication. ``tokens`` is a number of them and no time.
+        """
         for _ in range(count):
             works, waits = [], []
             for rank in range(self.ranks):
                 noisy = self._random.lognormvariate(0.0, self.noise)
                 works.append(0.8 * self.step_s * noisy + compute(self.step, rank))
                 waits.append(0.01 * self.step_s * noisy + wait(self.step, rank))
-            paused = pause(self.step, 0)
+            paused, comm_s = pause(self.step, 0), 0.1 * self.step_s
+            if self.comm_noise:
+                comm_s *= self._random.lognormvariate(0.0, self.comm_noise)
             local = max(work + wait_s for work, wait_s in zip(works, waits, strict=True))
-            duration = local + 0.1 * self.step_s + paused
+            duration = local + comm_s + comm(self.step, 0) + paused
             self.time += duration
             for rank in range(self.ranks):
-                comm = duration - paused - works[rank] - waits[rank]
-                phases = {"data_wait": waits[rank], "comm": comm}
-                yield Step(self.time, "llama", rank, self.step, duration, phases_s=phases)
+                own_comm_s = duration - paused - works[rank] - waits[rank]
+                phases = {"data_wait": waits[rank], "comm": own_comm_s}
+                yield Step(
+                    self.time, "llama", rank, self.step, duration, phases_s=phases,
+                    tokens=int(tokens(self.step, rank)),
+                )  # fmt: skip
             self.step += 1
 
 
@@ -123,6 +147,12 @@ def lived(job: Job, engine: Detection, story: str, **others: Extra) -> list[Anom
         assert kinds_of(engine.active) == expected, part
         found += new
     return found
+
+
+def joined(records: Iterable[Record]) -> list[JobStep]:
+    steps = JobSteps()
+    found = [steps.observe(record) for record in records]
+    return [step for step in found if step is not None]
 
 
 def restart(engine: Detection) -> None:

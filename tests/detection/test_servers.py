@@ -136,28 +136,27 @@ DECODES: dict[str, Any] = {
 }
 
 
-def hangs(*records: Record) -> list[tuple[str, int | None]]:
-    return kinds_of(opened(alone("hang"), [seen(0, 2), seen(1, 2), *records]))
+STOPPED = RankEvent(EPOCH_S + 71, "chat", 1, "stopped", {})
+# What follows a minute of decoding, and the hang.
+SILENCES: dict[str, tuple[list[Record], list[tuple[str, int | None]]]] = {
+    "requests in flight without progress": ([*seconds(120, 60, running=3)], [("hang", None)]),
+    "an idle server": ([*seconds(900, 60, idle_s=1.0)], []),
+    "a stopped rank with requests in flight": (
+        [*seconds(11, 60, running=3), STOPPED, Clock(EPOCH_S + 75)], [("hang", 1)],
+    ),
+    "a stopped rank of an idle server": (
+        [*seconds(11, 60), STOPPED, Clock(EPOCH_S + 300)], [],
+    ),
+    "an end in order": ([End(EPOCH_S + 61, "chat", rank) for rank in (0, 1)], []),
+}  # fmt: skip
 
 
-def test_requests_in_flight_without_progress_are_a_hang():
-    stalled = seconds(120, 60, running=3)
-    assert hangs(*seconds(60, **DECODES), *stalled) == [("hang", None)]
-
-
-def test_an_idle_server_does_not_hang():
-    assert hangs(*seconds(60, **DECODES), *seconds(900, 60, idle_s=1.0)) == []
-
-
-def test_a_stopped_rank_with_requests_in_flight_is_named():
-    stopped = RankEvent(EPOCH_S + 71, "chat", 1, "stopped", {})
-    records: list[Record] = [*seconds(60, **DECODES), *seconds(11, 60, running=3), stopped]
-    assert hangs(*records, Clock(EPOCH_S + 75)) == [("hang", 1)]
-
-
-def test_a_stopped_rank_of_an_idle_server_is_nothing():
-    stopped = RankEvent(EPOCH_S + 71, "chat", 1, "stopped", {})
-    assert hangs(*seconds(60, **DECODES), *seconds(11, 60), stopped, Clock(EPOCH_S + 300)) == []
+@pytest.mark.parametrize("name", SILENCES)
+def test_silence_is_a_hang_while_requests_are_in_flight(name):
+    records, hang = SILENCES[name]
+    engine = alone("hang")
+    found = opened(engine, [seen(0, 2), seen(1, 2), *seconds(60, **DECODES), *records])
+    assert kinds_of(found) == kinds_of(engine.active) == hang
 
 
 def test_a_hang_is_over_when_tokens_come_again():
@@ -216,12 +215,6 @@ def test_one_giant_prompt_is_nothing():
             )  # fmt: skip
 
     assert opened(detection(), records()) == []
-
-
-def test_an_end_in_order_is_nothing():
-    engine = detection()
-    found = opened(engine, [seen(), *seconds(60, **DECODES), End(EPOCH_S + 61, "chat", 0)])
-    assert (found, engine.active) == ([], ())
 
 
 def test_seconds_of_an_unknown_job_are_ignored():

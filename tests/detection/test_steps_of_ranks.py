@@ -1,6 +1,8 @@
-"""step_regression, straggler, data_stall and gc_pause on steps of a job whose truth is known."""
+"""The detectors of steps on jobs whose truth is known."""
 
+import math
 import random
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
@@ -10,8 +12,8 @@ from tests.detection.streams import Extra, Job, alone, detection, lived, opened
 
 
 def job(text: str) -> Job:
-    ranks, step_s, noise = text.split()
-    return Job(int(ranks), float(step_s), float(noise))
+    ranks, *shape = text.split()
+    return Job(int(ranks), *map(float, shape))
 
 
 STORIES = cases(__file__)
@@ -53,11 +55,39 @@ def each_rank(*extras: Extra) -> Extra:
     return lambda step, rank: extras[rank](step, rank)
 
 
+def ramp(begin: int, length: int, rise_s: float, end: int = 10**9) -> Extra:
+    return lambda step, _: rise_s * min(max((step - begin) / length, 0.0), 1.0) * (step < end)
+
+
+def since(begin: int, extra_s: float, end: int = 10**9) -> Extra:
+    return lambda step, _: extra_s if begin <= step < end else 0.0
+
+
+def at_random(share: float, extra_s: float, when: Callable[[int], bool] = lambda _: True) -> Extra:
+    chance = random.Random(3)
+    return lambda step, _: extra_s if chance.random() < share and when(step) else 0.0
+
+
+def lengths(spread: float, more_from: int = 10**9) -> Extra:
+    """Tokens of a step: uneven, and twice as many from some step on."""
+    chance = random.Random(5)
+    drawn = [1000 * math.exp(spread * chance.gauss(0, 1)) for _ in range(1_500)]
+    return lambda step, _: drawn[step] * (1 + (step >= more_from))
+
+
+def for_tokens(tokens: Extra) -> Extra:
+    """The computing time beyond that of 1,000 tokens."""
+    return lambda step, rank: 0.8 * (tokens(step, rank) / 1000 - 1)
+
+
 THIRD = [step for step in range(500, 800) if random.Random(step).random() < 0.35]
 BURSTS = {f"a third of a rank's steps wait long ({n})": (
     "data_stall", "8 0.5 0.02", "500; 80 -> data_stall 2",
     {"wait": from_step(500, bursts(2, 0.3, 0.4, n))},
 ) for n in (5, 6, 7)}  # fmt: skip
+# One rank, whose communication is noisy as well.
+ALONE = "1 1 0.01 0.01"
+UNEVEN, LONGER = lengths(0.15), lengths(0.1, more_from=800)
 # Extras that no word says.
 OTHERS: dict[str, tuple[str, str, str, dict[str, Extra]]] = {
     **BURSTS,
@@ -92,6 +122,63 @@ OTHERS: dict[str, tuple[str, str, str, dict[str, Extra]]] = {
         ("gc_pause", "8 0.2 0.02", "2500", {"compute": lone_pauses(8, 0.02)}),
     "frequent pauses of one rank without a period are none":
         ("gc_pause", "4 0.2 0.02", "2500", {"compute": lone_pauses(1, 0.03)}),
+    "a rise of ten percent in 600 steps is a drift until it goes away": (
+        "step_drift", ALONE, "1200; 340 -> step_drift job; 200",
+        {"compute": ramp(900, 600, 0.10, end=1540)},
+    ),
+    "and no regression":
+        ("step_regression", ALONE, "2000", {"compute": ramp(900, 600, 0.10)}),
+    "a rise of twelve percent in 5000 steps is found against the beginning": (
+        "step_drift", ALONE, "4500; 600 -> step_drift job", {"compute": ramp(600, 5000, 0.12)},
+    ),
+    "a speed that settles by five percent is no drift": (
+        "step_drift", ALONE, "4000", {"compute": lambda step, _: -0.05 * max(0, 1 - step / 400)},
+    ),
+    "a sudden shift is no drift": ("step_drift", ALONE, "3000", {"compute": since(1000, 0.2)}),
+    "three steps of twenty that take half longer are spikes, and news when they come back": (
+        "step_spikes", ALONE,
+        "1010; 90 -> step_spikes job; 400 -> step_spikes job; 500; 300 -> step_spikes job; 500",
+        {"comm": at_random(0.15, 0.5, lambda step: 1000 <= step < 1500 or 2000 <= step < 2300)},
+    ),
+    "lone slow steps are no spikes":
+        ("step_spikes", ALONE, "5000", {"comm": at_random(0.015, 1.0)}),
+    "slow steps with a period are no spikes":
+        ("step_spikes", ALONE, "4000", {"comm": lambda step, _: 1.0 * (step % 20 == 0)}),
+    "checkpoints and evaluations together are no spikes": (
+        "step_spikes", ALONE, "5000",
+        {"comm": lambda step, _: 9.0 * (step % 250 == 0) + 0.5 * (step % 200 == 0)},
+    ),
+    "a level shift, however noisy, is no spikes":
+        ("step_spikes", "1 1 0.04 0.04", "3000", {"compute": since(1000, 0.2)}),
+    "milliseconds in short steps are no spikes": (
+        "step_spikes", "1 0.02 0.01 0.01", "3000",
+        {"compute": at_random(0.15, 0.01, lambda step: step >= 500)},
+    ),
+    "communication that doubles is slow until it is over": (
+        "comm_slow", ALONE, "1005; 10 -> comm_slow job; 185 -> comm_slow job; 100",
+        {"comm": since(1000, 0.1, end=1200)},
+    ),
+    "a network that wanders slowly is not slow": (
+        "comm_slow", ALONE, "4000",
+        {"comm": lambda step, _: 0.1 + 0.2 * math.expm1(0.15 * math.sin(step / 400))},
+    ),
+    "a job of which everything got slower has no slow communication": (
+        "comm_slow", ALONE, "2000", {"compute": since(1000, 0.4), "comm": since(1000, 0.05)},
+    ),
+    "compute that got faster is no slow communication":
+        ("comm_slow", ALONE, "2000", {"compute": since(1000, -0.4)}),
+    "a job without communication has no slow one":
+        ("comm_slow", "1 1 0.01", "500", {"comm": lambda *_: -0.1}),
+    "tokens explain uneven steps so that five percent are found": (
+        "step_regression", ALONE, "1010; 50 -> step_regression job; 140 -> step_regression job",
+        {
+            "compute": lambda step, rank: for_tokens(UNEVEN)(step, rank) + 0.06 * (step >= 1000),
+            "tokens": UNEVEN,
+        },
+    ),
+    "longer sequences that are counted are no regression": (
+        "step_regression", ALONE, "1500", {"compute": for_tokens(LONGER), "tokens": LONGER},
+    ),
 }  # fmt: skip
 
 
@@ -183,9 +270,25 @@ def test_a_job_that_got_faster_is_not_reported_but_remembered():
     lived(steps, engine, "60 -> step_regression job")
 
 
-def test_a_disabled_detector_says_nothing():
-    engine = detection(disabled=["step_regression"])
-    lived(Job(2, 0.5, 0.02), engine, "300; 100 compute all 0.2")
+def test_a_second_rise_on_top_of_the_first_is_another_anomaly():
+    engine = alone("step_regression")
+    rises = job(ALONE).steps(1200, compute=lambda n, _: 0.2 * (n >= 500) + 0.2 * (n >= 900))
+    first, second = opened(engine, rises)
+    assert first.id != second.id
+    assert second.baseline == pytest.approx(1.11, abs=0.02)
+
+
+def test_a_status_says_why_nothing_was_found():
+    steps, engine = job(ALONE), alone("step_regression")
+    # The job goes on from a checkpoint.
+    steps.step = 5000
+    lived(steps, engine, "60")
+    assert [status.answer for status in engine.statuses()["step_regression"]] == ["learning"]
+    lived(steps, engine, "600")
+    (status,) = engine.statuses()["step_regression"]
+    assert (status.answer, "limit" in status.text) == ("fine", True)
+    assert 0 < (status.nearest or 0) < 1
+    assert 5000 < (status.nearest_step or 0) < 5660
 
 
 def test_steps_without_phases_wait_for_nothing():

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec.structs import replace
 
-from tests.detection.jobs import joined
 from tests.detection.streams import EPOCH_S, Job, alone, detection, fed, kinds_of, lived, on, opened
 from warpwatch_detection.detector import JobStep
-from warpwatch_detection.detectors.straggler import Straggler
 from warpwatch_detection.signals.peers import WorkScaling, compare, stages
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.log import Decoder, encode_line
@@ -275,10 +273,9 @@ def test_steps_that_lack_a_rank_are_judged_without_it():
 
 
 def test_a_job_with_one_rank_has_nothing_to_compare_with():
-    detector = Straggler()
-    for step in joined(Job(ranks=1).steps(300)):
-        assert not detector.observe(step)
-    assert [status.answer for status in detector.statuses()] == ["learning"]
+    engine = alone("straggler")
+    lived(Job(ranks=1), engine, "300")
+    assert [status.answer for status in engine.statuses()["straggler"]] == ["learning"]
 
 
 def test_a_detector_whose_limit_is_above_what_it_is_to_find_says_that_it_is_blind():
