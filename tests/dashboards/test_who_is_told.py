@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-import warpwatch_dashboards
 from tests.dashboards.monitoring.alertmanager import configured
-from tests.dashboards.monitoring.prometheus import prometheus
+from tests.dashboards.monitoring.prometheus import every_second, prometheus
 from tests.dashboards.monitoring.web import Web
 from tests.detection.gpus import Node, key
 from tests.detection.streams import EPOCH_S, detection, fed
 from tests.devices.ports import BRIDGE, INFINIBAND, ROCE, make
 from tests.waiting import eventually
+from warpwatch_dashboards import rule_files
 from warpwatch_devices.host import read_ports
 from warpwatch_exporters.prometheus import render
 from warpwatch_telemetry.anomalies import Anomaly
@@ -25,7 +25,6 @@ from warpwatch_telemetry.records import Clock, PortReading, RankEvent, RankSeen
 from warpwatch_telemetry.state import State
 
 EXAMPLE = Path(__file__).parents[2] / "examples/prometheus/alertmanager.yml"
-RULES = Path(warpwatch_dashboards.__file__).parent / "rules"
 
 
 def told(inbox: Web, path: str) -> set[tuple[str, str]]:
@@ -73,17 +72,6 @@ def page(node: str, anomalies: tuple[Anomaly, ...]) -> Callable[[], bytes]:
     return lambda: render(State(EPOCH_S, "1", node, anomalies=anomalies))
 
 
-def in_no_time(folder: Path) -> Path:
-    rules = yaml.safe_load((RULES / "anomalies.yaml").read_text())
-    for group in rules["groups"]:
-        group["interval"] = "1s"
-        for rule in group["rules"]:
-            rule["for"] = "0s"
-    copy = folder / "rules.yaml"
-    copy.write_text(yaml.safe_dump(rules))
-    return copy
-
-
 def stock(port: int) -> dict[str, Any]:
     """Return the stock configuration with a receiver for each of its routes, and our inhibition."""
     config: dict[str, Any]
@@ -119,7 +107,7 @@ def test_exactly_who_should_be_told_is_told(tmp_path: Path) -> None:
         for web in (inbox, *webs.values()):
             stack.enter_context(web.serving())
         manager = stack.enter_context(configured(tmp_path, stock(inbox.port)))
-        rules = [in_no_time(tmp_path)]
+        rules = [every_second(rule_files.FOLDER / "anomalies.yaml", tmp_path, wait="0s")]
         server = stack.enter_context(
             prometheus(tmp_path, targets, rules=rules, alertmanager=manager.port)
         )

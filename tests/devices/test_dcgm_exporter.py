@@ -1,15 +1,16 @@
 """The dcgm_exporter source against HTTP servers on loopback that serve dcgm-exporter's format."""
 
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
+from tests.exporters.receiver import Answer, http_server
 from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
 from warpwatch_devices.config import DcgmExporterConfig
@@ -38,49 +39,29 @@ def instance(gi: int, profile: str = "1g.10gb") -> str:
 TYPICAL = Path(__file__).with_name("dcgm_exporter.prom").read_text()
 
 
-class Exporter:
-    def __init__(self) -> None:
-        self.body: bytes = TYPICAL.encode()
-        self.code = 200
-        self.headers: dict[str, str] = {}
-        self.asked: list[dict[str, str]] = []
-        self.clock = ManualClock()
-        self.takes_s = 0.0
-
-    def serve(self, text: str) -> None:
-        self.body = text.encode()
-
-
-def serve(exporter: Exporter, port: int = 0) -> ThreadingHTTPServer:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            exporter.asked.append({key.lower(): text for key, text in self.headers.items()})
-            headers = {"Content-Length": str(len(exporter.body))} | exporter.headers
-            exporter.clock.advance(exporter.takes_s)
-            self.send_response(exporter.code)
-            for name, text in headers.items():
-                self.send_header(name, text)
-            self.end_headers()
-            self.wfile.write(exporter.body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    return server
-
-
 class Node:
     """An exporter and the source that reads it. ``known``: the devices of NVML."""
 
     def __init__(self) -> None:
-        self.exporter = Exporter()
-        self.server = serve(self.exporter)
-        self.address = f"127.0.0.1:{self.server.server_port}"
+        self.body: bytes = TYPICAL.encode()
+        self.code = 200
+        self.headers: dict[str, str] = {}
+        self.takes_s = 0.0
+        self.asked: list[Any] = []
         self.known: tuple[DeviceSample, ...] = ()
-        self.clock, self.sink = self.exporter.clock, RecordingSink()
+        self.clock, self.sink = ManualClock(), RecordingSink()
+        self._stack = ExitStack()
+        self.serve()
         self.ask_at(f"http://{self.address}/metrics")
+
+    def serve(self, port: int = 0) -> None:
+        url = self._stack.enter_context(http_server(self._answer, port=port))
+        self.address = url.removeprefix("http://")
+
+    def _answer(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
+        self.asked.append(headers)
+        self.clock.advance(self.takes_s)
+        return self.code, self.headers, self.body
 
     def ask_at(self, url: str) -> None:
         self.loops = HandLoops(self.clock)
@@ -92,7 +73,7 @@ class Node:
 
     def read(self, text: str | None = None) -> SourceHealth:
         if text is not None:
-            self.exporter.serve(text)
+            self.body = text.encode()
         self.clock.advance(10)
         self.loops.run("dcgm_exporter")
         return self.sink.healths[-1]
@@ -101,8 +82,7 @@ class Node:
         return self.sink.devices[uuid][-1]
 
     def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+        self._stack.close()
 
 
 @pytest.fixture
@@ -119,7 +99,7 @@ def of_nvml(uuid: str, index: int, gpu_instance: str = "", parent: str = "") -> 
 
 
 def test_its_values_become_ours(node, golden):
-    node.exporter.takes_s = 0.5
+    node.takes_s = 0.5
     health = node.read()
     assert (health.up, health.errors, health.duration_s) == (True, 0, 0.5)
     sample = node.newest(A100)
@@ -145,10 +125,10 @@ def test_a_scrape_that_says_the_same_again_is_not_published(node):
 
 
 def test_credentials_of_the_url_are_sent_and_never_shown(node):
-    node.exporter.code = 401
+    node.code = 401
     node.ask_at(f"http://scraper:se%20cret@{node.address}/metrics")
     assert node.read().reason == f"dcgm-exporter at {node.address}: it answers 401"
-    assert node.exporter.asked[0]["authorization"] == "Basic c2NyYXBlcjpzZSBjcmV0"
+    assert node.asked[0]["Authorization"] == "Basic c2NyYXBlcjpzZSBjcmV0"
 
 
 def test_pages_are_read_as_far_as_they_can_be(cases):
@@ -216,7 +196,7 @@ def test_an_exporter_that_is_back_is_read(node, caplog):
     assert caplog.messages == [text]
     # Values stay unchanged and become stale by their own time.
     assert len(node.sink.devices[A100]) == 1
-    node.server = serve(node.exporter, node.server.server_port)
+    node.serve(int(node.address.rpartition(":")[2]))
     assert node.read(TYPICAL.replace("} 43", "} 44")).up
     assert node.newest(A100).values["device_temperature_celsius", ("gpu",)] == 44.0
 
@@ -232,7 +212,7 @@ def test_an_exporter_that_is_back_is_read(node, caplog):
     ],
 )
 def test_a_bad_answer_is_said(node, code, body, headers, said):
-    node.exporter.code, node.exporter.headers = code, headers
+    node.code, node.headers = code, headers
     health = node.read(body)
     assert said in health.reason and "\n" not in health.reason
     assert not health.up and node.sink.devices == {} and health.errors > 0

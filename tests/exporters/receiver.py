@@ -28,9 +28,8 @@ def http_server(
                 return
             status, headers, content = answer
             self.send_response(status)
-            for name, value in headers.items():
+            for name, value in ({"Content-Length": str(len(content))} | headers).items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
 

@@ -100,11 +100,16 @@ def configured(folder: Path, config: Mapping[str, Any]) -> Iterator[Prometheus]:
         yield Prometheus(client)
 
 
-def every_second(rules: Path, folder: Path, interval: str = "1s") -> Path:
-    """A copy of these rules, evaluated that often; what they make of their own series, too."""
+def every_second(rules: Path, folder: Path, interval: str = "1s", wait: str | None = None) -> Path:
+    """A copy of these rules, evaluated that often; what they make of their own series, too.
+
+    ``wait``: what their alerts wait for.
+    """
     read = yaml.safe_load(rules.read_text())
     for group in read["groups"]:
         group["interval"] = interval
+        for alert in (rule for rule in group["rules"] if "alert" in rule and wait is not None):
+            alert["for"] = wait
     text = yaml.safe_dump(read).replace("[10m:30s]", "[10m:1s]").replace("[6h:10m]", "[6h:1s]")
     copy = folder / rules.name
     copy.write_text(text)
