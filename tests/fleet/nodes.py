@@ -24,9 +24,9 @@ class TestNode:
 
     __test__ = False
 
-    def __init__(self, name: str, ahead_s: float = 0.0) -> None:
+    def __init__(self, name: str, ahead_s: float = 0.0, address: str = "") -> None:
         self.name = name
-        self.address = f"{name}:9400"
+        self.address = address or f"{name}:9400"
         self.ahead_s = ahead_s
         self.stream = RecordStream()
         self.cursor: str | None = self.stream.portion(None).cursor
@@ -94,8 +94,10 @@ def seen(rank: int, world: int = 4, job: str = "llama", **fields: Any) -> RankSe
     return RankSeen(job=job, rank=rank, world_size=world, **about)
 
 
-def step(rank: int, number: int, time: float, duration_s: float = 0.5, **fields: Any) -> Step:
-    return Step(time, "llama", rank, number, duration_s, **{"owner": OWNER, "run": "41"} | fields)
+def step(
+    rank: int, number: int, time: float, duration_s: float = 0.5, job: str = "llama", **fields: Any
+) -> Step:
+    return Step(time, job, rank, number, duration_s, **{"owner": OWNER, "run": "41"} | fields)
 
 
 def end(rank: int | None, time: float) -> End:

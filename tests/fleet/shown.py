@@ -2,20 +2,16 @@
 
 import itertools
 import random
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
-from tests.daemon.http.conftest import SOCKETS, MemoryAgent, gpu, link_to
+from tests.daemon.http.conftest import MemoryAgent, gpu, link_to, servers
 from tests.fleet.nodes import NOW, OWNER
 from warpwatch_fleet.fleet import FleetPage
-from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
@@ -116,18 +112,8 @@ def fleet(tmp_path: Path) -> MemoryFleet:
 
 @pytest.fixture
 def server(fleet: MemoryFleet) -> Iterator[Server]:
-    config = HttpConfig(listen="127.0.0.1:0")
-    server = Server(fleet, config, page=FleetPage(fleet))
-    folder = Path(f"{tempfile.mkdtemp(prefix='warpwatch-test-')}-api")
-    SOCKETS[server] = folder / "api.sock"
-    server.bind_locally(SOCKETS[server])
-    thread = Thread(target=server.run)
-    thread.start()
-    yield server
-    server.stop()
-    thread.join()
-    for path in (folder, folder.with_name(folder.name.removesuffix("-api"))):
-        shutil.rmtree(path, ignore_errors=True)
+    with servers(fleet) as serve:
+        yield serve(page=FleetPage(fleet))
 
 
 @pytest.fixture

@@ -15,8 +15,6 @@ from warpwatch._version import __version__
 from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.jobs import RecordMerger
 from warpwatch_fleet.memory import JobStateStore
-from warpwatch_fleet.series import Series
-from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.log import encode_line
@@ -104,15 +102,6 @@ def test_a_fleet_knows_what_runs_once_every_agent_was_heard_or_cannot_be(two):
     assert not two.cluster.is_heard()
     second.reason = "it does not answer"
     assert two.cluster.is_heard()
-
-
-def test_runs_without_an_id_join_where_they_meet_and_their_ranks_are_others():
-    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
-    for number, node in enumerate(cluster.nodes):
-        about: dict[str, Any] = {"master": "gpu-1:29500", "run": "ab"[number]}
-        node.say(*(seen(2 * number + rank, **about) for rank in range(2)))
-    cluster.hear()
-    assert sorted(cluster.job().members) == [0, 1, 2, 3]
 
 
 OTHERS = ({"master": "gpu-7:1"}, {"world": 8}, {"rank": 0}, {"owner": "ns/x"}, {"time": NOW + 601})
@@ -365,8 +354,7 @@ def test_what_comes_before_an_agent_has_told_its_time_is_bounded(monkeypatch):
 
 
 def test_a_name_belongs_to_the_first_agent_that_has_it_until_it_is_away():
-    first, second = TestNode("gpu-1"), TestNode("gpu-1")
-    second.address = "gpu-9:9400"
+    first, second = TestNode("gpu-1"), TestNode("gpu-1", address="gpu-9:9400")
     cluster = TestCluster(first, second).cluster
     one, other = cluster.nodes.values()
     other.begin()
@@ -387,17 +375,13 @@ def test_a_name_belongs_to_the_first_agent_that_has_it_until_it_is_away():
 
 @pytest.mark.parametrize("name", ["a\nb", "victim?x=", "../nodes", "-x", "", "n" * 254])
 def test_a_name_that_no_node_can_have_is_refused(name):
-    node = TestNode(name)
-    node.address = "gpu-9:9400"
-    cluster = TestCluster(node)
+    cluster = TestCluster(TestNode(name, address="gpu-9:9400"))
     with pytest.raises(AgentError, match="is not a node's name"):
         cluster.hear()
 
 
 def test_a_tenants_agent_takes_no_name_of_a_node():
-    tenant = TestNode("gpu-1")
-    tenant.address = "10.0.0.7:9400"
-    cluster = TestCluster(tenant, owner=OWNER)
+    cluster = TestCluster(TestNode("gpu-1", address="10.0.0.7:9400"), owner=OWNER)
     cluster.hear()
     assert cluster.cluster.names() == {"10.0.0.7:9400": "10.0.0.7:9400"}
     assert not cluster.cluster.node_names.has("gpu-1")
@@ -542,22 +526,6 @@ def test_text_of_an_agent_is_one_line_that_utf_8_can_hold():
     assert cluster.job().id.name == "j  [2J  "
     (anomaly,) = cluster.anomalies()
     assert (anomaly.summary, anomaly.evidence) == ("a b c", (" ",))
-
-
-def test_a_line_that_a_newer_agent_alone_knows_is_ignored_and_counted():
-    cluster = TestCluster(TestNode("gpu-1"))
-    cluster.hear()
-    cluster.cluster.feed("gpu-1:9400", [b'{"type":"tomorrow","time":1}'], NOW)
-    node = cluster.cluster.nodes["gpu-1:9400"]
-    assert (node.newer, node.version, sum(node.refused.values())) == (1, "0.1.0", 0)
-    said = f"its agent is 0.1.0, this fleet {__version__}: 1 lines have types or fields"
-    assert node.health(NOW).reason.startswith(said)
-    metrics = AgentMetrics()
-    Series(metrics, cluster.cluster)
-    value = metrics.registry.get_sample_value
-    assert value("warpwatch_fleet_newer_total", {"node": "gpu-1"}) == 1
-    about = {"node": "gpu-1", "version": "0.1.0"}
-    assert value("warpwatch_fleet_agent_info", about) == 1
 
 
 def test_the_health_of_an_agent_says_the_worst_of_what_is_wrong(golden_case):

@@ -165,18 +165,28 @@ def answering(body: bytes) -> Iterator[Target]:
             thread.join()
 
 
+OK, LONG = b"HTTP/1.1 200 OK\r\n", b"\r\n" + 1100 * b"x" * 1024
+FOLLOWED, ASKED = (followed, stop), (asked, "captures")
+
+
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("how", "body", "said"),
     [
-        (b"garbage\r\n\r\n", "RemoteProtocolError"),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + 1100 * b"x" * 1024, "a line is longer than"),
-        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\n\r\n", "^302"),
-        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\nno gzip", "^no gzip: "),
+        (FOLLOWED, b"garbage\r\n\r\n", "RemoteProtocolError"),
+        (FOLLOWED, OK + LONG, "a line is longer than"),
+        (FOLLOWED, b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\n\r\n", "^302"),
+        (FOLLOWED, OK + b"Content-Encoding: gzip\r\n\r\nno gzip", "^no gzip: "),
+        (ASKED, OK + b"Content-Length: 6\r\n\r\n<html>", "^200: no JSON"),
+        (ASKED, OK + LONG, "an answer is longer than"),
+        (ASKED, OK + b"Content-Length: 9\r\n\r\n{", "^no answer within 0.1 s"),
     ],
 )
-def test_what_is_no_agent_is_named_in_one_line(body, said):
+def test_what_is_no_agents_answer_is_named_in_one_line(monkeypatch, how, body, said):
+    work, what = how
+    if said.startswith("^no answer"):
+        monkeypatch.setattr(agent_link, "ANSWER_S", 0.1)
     with answering(body) as to, pytest.raises(AgentError, match=said) as raised:
-        followed(AgentsConfig(), to, stop)
+        work(AgentsConfig(), to, what)
     assert "\n" not in str(raised.value)
 
 
@@ -245,21 +255,6 @@ def test_what_an_agent_refuses_keeps_its_reason_and_what_it_does_not_know_is_an_
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "^200: no JSON"),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + 1100 * b"x" * 1024, "an answer is longer than"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "^no answer within 0.1 s"),
-    ],
-)
-def test_an_answer_that_is_none_is_named_in_one_line(monkeypatch, body, said):
-    if said.startswith("^no answer"):
-        monkeypatch.setattr(agent_link, "ANSWER_S", 0.1)
-    with answering(body) as to, pytest.raises(AgentError, match=said):
-        asked(AgentsConfig(), to, "captures")
-
-
-@pytest.mark.parametrize(
     ("encoding", "content"),
     [("gzip, gzip", gzip.compress(gzip.compress(b"0" * 2**24))), ("br", b"packed")],
 )
@@ -324,8 +319,7 @@ def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_lo
 
 def test_agents_are_followed_while_they_are_targets_and_of_two_with_one_name_the_first():
     clock = ManualClock(wall=NOW)
-    first, second = TestNode("gpu-1"), TestNode("gpu-1")
-    second.address = "gpu-9:9400"
+    first, second = TestNode("gpu-1"), TestNode("gpu-1", address="gpu-9:9400")
     targets = Targets(FleetConfig(targets=(first.address, second.address)))
     cluster = Cluster(DetectionConfig(), AnomaliesConfig())
     cursors: list[str | None] = []

@@ -28,6 +28,7 @@ from warpwatch_exporters.prometheus import Options
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_serving import connection
 from warpwatch_serving.config import HttpConfig
+from warpwatch_serving.page.endpoint import PageEndpoint
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.alerts import Alert, AlertAnswer
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
@@ -223,13 +224,14 @@ def servers(agent: Any) -> Iterator[Serve]:
         def start(
             clocks: Mapping[str, Callable[[], float]] | None = None,
             passed: socket.socket | None = None,
+            page: PageEndpoint | None = None,
             **section: Any,
         ) -> Server:
             config = HttpConfig(**{"listen": "127.0.0.1:0", **section})
             known: dict[str, Any] = {"monotonic": unlimited, **(clocks or {})}
             wall = {"wall": known.pop("wall")} if "wall" in known else {}
             routes = partial(agent_routes, **wall)
-            server = Server(agent, config, routes=routes, passed=passed, **known)
+            server = Server(agent, config, page, routes, passed=passed, **known)
             folder = Path(f"{tempfile.mkdtemp(prefix='warpwatch-test-')}-api")
             SOCKETS[server] = folder / "api.sock"
             server.bind_locally(SOCKETS[server])

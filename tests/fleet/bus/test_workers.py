@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -27,13 +27,14 @@ from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.kubernetes.conditions import Conditions
 from warpwatch_fleet.targets import Target
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.bus import Bucket, Bus, BusConfig, BusError, Turns
+from warpwatch_runtime.bus import Bucket, Bus, BusError, Turns
 from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.jobs import JobId
 
 STEPS = 300
 SLOW_FROM = 200
 NODE = said.Publisher("gpu-1")
+JOB = JobId("ns/team", "llama", "41")
 
 
 @pytest.fixture
@@ -43,39 +44,32 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
     server.kill()
 
 
-def work(nodes: list[TestNode], job: str, numbers: range, end: float) -> None:
-    """Steps of two ranks a node until ``end``; from SLOW_FROM on rank 3 computes longer."""
-    begin = end - 0.5 * numbers.stop
-    for number in numbers:
-        is_slow = number >= SLOW_FROM
-        for rank in range(4):
-            waits_s = 0.3 if is_slow and rank != 3 else 0.0
-            about: dict[str, Any] = {"job": job, "phases_s": {"comm": 0.02 + waits_s}}
-            own = step(rank, number, begin + 0.5 * number, 0.5 + 0.3 * is_slow)
-            nodes[rank // 2].say(type(own)(**{**_fields(own), **about}))
-
-
-def _fields(own: Any) -> dict[str, Any]:
-    return {name: getattr(own, name) for name in own.__struct_fields__}
-
-
 class Play:
     """Two nodes with a job, and the workers that evaluate it."""
 
-    def __init__(self, fabric: Fabric, job: str) -> None:
-        self.fabric = fabric
-        self.job = JobId("ns/team", job, "41")
+    def __init__(self, server: NatsServer, folder: Path) -> None:
+        self.fabric = Fabric(server)
+        self.folder = folder
         self.clock = ManualClock()
-        self.nodes = [TestNode(f"gpu-{number}.{job}") for number in (1, 2)]
+        self.nodes = [TestNode("gpu-1"), TestNode("gpu-2")]
         self.now = time.time()
         self.agents: list[Any] = []
         self.changes: dict[str, list[Change]] = {}
 
     async def begin(self) -> None:
+        await self.fabric.create()
         for number, node in enumerate(self.nodes):
-            about: dict[str, Any] = {"job": self.job.name, "time": self.now - 400}
-            node.say(*(seen(2 * number + rank, **about) for rank in range(2)))
+            node.say(*(seen(2 * number + rank, time=self.now - 400) for rank in range(2)))
             self.agents.append(await self.fabric.agent(node, lambda: self.now))
+
+    def train(self) -> None:
+        """Steps of two ranks a node until now; from SLOW_FROM on rank 3 computes longer."""
+        for number in range(1, STEPS):
+            is_slow = number >= SLOW_FROM
+            at, took_s = self.now - 0.5 * (STEPS - number), 0.5 + 0.3 * is_slow
+            for rank in range(4):
+                phases = {"comm": 0.02 + (0.3 if is_slow and rank != 3 else 0.0)}
+                self.nodes[rank // 2].say(step(rank, number, at, took_s, phases_s=phases))
 
     async def worker(self) -> BusSource:
         worker = self.fabric.worker(self.clock.monotonic)
@@ -94,95 +88,91 @@ class Play:
             self.changes[worker.worker] += [one for one in changes if one.what != "updated"]
 
     def found(self, worker: BusSource) -> list[tuple[str, str, str]]:
-        changes = [one for one in self.changes[worker.worker] if one.anomaly.job == self.job.name]
+        changes = self.changes[worker.worker]
         return [(one.what, one.anomaly.kind, one.anomaly.id) for one in changes]
 
 
-def run(server: NatsServer, job: str, test: Any) -> None:
-    async def whole() -> None:
-        fabric = Fabric(server)
-        await fabric.create()
-        play = Play(fabric, job)
-        await play.begin()
+def on_the_bus(test: Callable[[Play], Awaitable[None]]) -> Callable[[NatsServer, Path], None]:
+    """Run the test in one event loop, on a server of its own."""
+
+    async def whole(play: Play) -> None:
         try:
+            await play.begin()
             await test(play)
         finally:
-            await fabric.close()
+            await play.fabric.close()
 
-    asyncio.run(whole())
+    def run(server: NatsServer, tmp_path: Path) -> None:
+        asyncio.run(whole(Play(server, tmp_path)))
 
-
-def test_an_anomaly_keeps_its_id_when_another_worker_continues(server):
-    async def test(play: Play) -> None:
-        first = await play.worker()
-        work(play.nodes, play.job.name, range(1, STEPS), play.now)
-        await until(lambda: play.found(first) and not first.missing, lambda: play.round(first))
-        ((what, kind, ident),) = play.found(first)
-        assert (what, kind) == ("opened", "straggler")
-        assert first.missing == ()
-        assert len(first.evaluated()) == 64
-        (shown,) = first.view.anomalies()
-        assert (shown.id, shown.node, shown.rank) == (ident, play.nodes[1].name, 3)
-        await first.close()
-        second = await play.worker()
-        await until(lambda: play.job in second.view.jobs, lambda: play.round(second))
-        # The report may have been lost, so it is repeated with the same id.
-        assert set(play.found(second)) <= {("opened", "straggler", ident)}
-        assert [one.id for one in second.view.anomalies()] == [ident]
-        assert second.view.count_refused() == {}
-        await second.close()
-
-    run(server, "one", test)
+    return run
 
 
-def test_a_worker_that_joins_gets_its_share_and_one_that_ends_gives_it_back(server):
-    async def test(play: Play) -> None:
-        first = await play.worker()
-        await until(lambda: not first.missing, lambda: play.round(first))
-        second = await play.worker()
-        await until(
-            lambda: (
-                min(len(second.evaluated()), len(first.evaluated())) > 10 and not second.missing
-            ),
-            lambda: play.round(first, second),
-        )
-        assert not first.evaluated().keys() & second.evaluated().keys()
-        await first.close()
-        await until(lambda: not second.missing, lambda: play.round(second))
-        await second.close()
+@on_the_bus
+async def test_an_anomaly_keeps_its_id_when_another_worker_continues(play: Play) -> None:
+    first = await play.worker()
+    play.train()
+    await until(lambda: play.found(first) and not first.missing, lambda: play.round(first))
+    ((what, kind, ident),) = play.found(first)
+    assert (what, kind) == ("opened", "straggler")
+    assert first.missing == ()
+    assert len(first.evaluated()) == 64
+    (shown,) = first.view.anomalies()
+    assert (shown.id, shown.node, shown.rank) == (ident, play.nodes[1].name, 3)
+    await first.close()
+    second = await play.worker()
+    await until(lambda: JOB in second.view.jobs, lambda: play.round(second))
+    # The report may have been lost, so it is repeated with the same id.
+    assert set(play.found(second)) <= {("opened", "straggler", ident)}
+    assert [one.id for one in second.view.anomalies()] == [ident]
+    assert second.view.count_refused() == {}
+    await second.close()
 
-    run(server, "two", test)
+
+@on_the_bus
+async def test_a_worker_that_joins_gets_its_share_and_one_that_ends_gives_it_back(
+    play: Play,
+) -> None:
+    first = await play.worker()
+    await until(lambda: not first.missing, lambda: play.round(first))
+    second = await play.worker()
+    await until(
+        lambda: min(len(second.evaluated()), len(first.evaluated())) > 10 and not second.missing,
+        lambda: play.round(first, second),
+    )
+    assert not first.evaluated().keys() & second.evaluated().keys()
+    await first.close()
+    await until(lambda: not second.missing, lambda: play.round(second))
+    await second.close()
 
 
-def test_what_an_agent_says_for_others_is_refused_and_counted(server):
-    async def test(play: Play) -> None:
-        worker = await play.worker()
-        await until(lambda: not worker.missing, lambda: play.round(worker))
-        tenant = said.Publisher("gpu-9", "ns/own")
-        bus = play.agents[0].bus
-        job = JobId("ns/other", "theirs", "1")
-        number = said.partition_of(job)
-        lines = [b'{"type":"clock","time":%.1f}' % play.now]
-        lines += [
-            b'{"type":"rank","time":%.1f,"job":"theirs","rank":0,"world_size":1,"owner":"%s"}'
-            % (play.now, owner)
-            for owner in (b"ns/other", b"ns/own")
-        ]
-        lines.append(b'{"type":"cursor","cursor":"1","node":"gpu-8"}')
-        content = said.pack(b"\n".join(lines))
-        await bus.publish(said.records_subject(number, tenant), content, "boot-1")
-        # One message again, and invalid ones.
-        await bus.publish(said.records_subject(number, tenant), content, "boot-01")
-        await bus.publish(f"warpwatch.records.{number}.node.a", b"", "boot-2")
-        await bus.publish(said.records_subject(number, tenant), b"no gzip", "boot-3")
-        await until(lambda: worker.view.count_refused()["unreadable"], lambda: play.round(worker))
-        assert worker.view.count_refused() == {
-            "other_owner": 1, "other_partition": 1, "other_node": 1, "bad_subject": 1,
-            "unreadable": 1,
-        }  # fmt: skip
-        await worker.close()
-
-    run(server, "three", test)
+@on_the_bus
+async def test_what_an_agent_says_for_others_is_refused_and_counted(play: Play) -> None:
+    worker = await play.worker()
+    await until(lambda: not worker.missing, lambda: play.round(worker))
+    tenant = said.Publisher("gpu-9", "ns/own")
+    bus = play.agents[0].bus
+    job = JobId("ns/other", "theirs", "1")
+    number = said.partition_of(job)
+    lines = [b'{"type":"clock","time":%.1f}' % play.now]
+    lines += [
+        b'{"type":"rank","time":%.1f,"job":"theirs","rank":0,"world_size":1,"owner":"%s"}'
+        % (play.now, owner)
+        for owner in (b"ns/other", b"ns/own")
+    ]
+    lines.append(b'{"type":"cursor","cursor":"1","node":"gpu-8"}')
+    content = said.pack(b"\n".join(lines))
+    await bus.publish(said.records_subject(number, tenant), content, "boot-1")
+    # One message again, and invalid ones.
+    await bus.publish(said.records_subject(number, tenant), content, "boot-01")
+    await bus.publish(f"warpwatch.records.{number}.node.a", b"", "boot-2")
+    await bus.publish(said.records_subject(number, tenant), b"no gzip", "boot-3")
+    await until(lambda: worker.view.count_refused()["unreadable"], lambda: play.round(worker))
+    assert worker.view.count_refused() == {
+        "other_owner": 1, "other_partition": 1, "other_node": 1, "bad_subject": 1,
+        "unreadable": 1,
+    }  # fmt: skip
+    await worker.close()
 
 
 REST = dict.fromkeys(range(4, 64), 0.0)
@@ -260,69 +250,61 @@ def test_a_backlog_of_messages_delays_no_renewal_and_no_reader():
     assert uncertain == []
 
 
-def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(server):
-    async def test(play: Play) -> None:
-        bus = play.agents[0].bus
-        content = b"x" * (3 * 2**19 + 1)
+@on_the_bus
+async def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(play: Play) -> None:
+    bus = play.agents[0].bus
+    content = b"x" * (3 * 2**19 + 1)
 
-        async def answer(operation: str, body: bytes) -> bytes:
-            return content if operation == "get.a" else body
+    async def answer(operation: str, body: bytes) -> bytes:
+        return content if operation == "get.a" else body
 
-        await bus.serve("warpwatch.node.X", answer)
-        assert await bus.request("warpwatch.node.X.get.a", b"") == content
-        assert await bus.request("warpwatch.node.X.post", b"body") == b"body"
-        with pytest.raises(BusError, match="nothing answers"):
-            await bus.request("warpwatch.node.Y.get", b"")
-
-    run(server, "four", test)
+    await bus.serve("warpwatch.node.X", answer)
+    assert await bus.request("warpwatch.node.X.get.a", b"") == content
+    assert await bus.request("warpwatch.node.X.post", b"body") == b"body"
+    with pytest.raises(BusError, match="nothing answers"):
+        await bus.request("warpwatch.node.Y.get", b"")
 
 
-def test_an_agent_answers_a_request_for_a_file_as_its_api_does(server, tmp_path):
-    async def test(play: Play) -> None:
-        file = tmp_path / "rank0.reduction.gz"
-        file.write_bytes(b"r" * (2**19 + 1))
+@on_the_bus
+async def test_an_agent_answers_a_request_for_a_file_as_its_api_does(play: Play) -> None:
+    file = play.folder / "rank0.reduction.gz"
+    file.write_bytes(b"r" * (2**19 + 1))
 
-        async def send(request: Request) -> Response:
-            return FileResponse(file)
+    async def send(request: Request) -> Response:
+        return FileResponse(file)
 
-        app = Starlette(routes=[Route("/api/v1/captures/{id}/{file}", send)])
-        links = BusLinks(play.agents[0].bus)
-        links.loop = asyncio.get_running_loop()
-        who = said.Publisher("gpu-1")
-        await links.bus.serve(who.requests, BusReplies(app).reply)
-        link = links.link(target_of(who, None))
-        found = await asyncio.to_thread(lambda: b"".join(link.download("captures/a/b.gz")))
-        assert found == file.read_bytes()
-        with pytest.raises(AgentError, match="404"):
-            await link.request("leases/../captures", {})
-
-    run(server, "five", test)
+    app = Starlette(routes=[Route("/api/v1/captures/{id}/{file}", send)])
+    links = BusLinks(play.agents[0].bus)
+    links.loop = asyncio.get_running_loop()
+    who = said.Publisher("gpu-1")
+    await links.bus.serve(who.requests, BusReplies(app).reply)
+    link = links.link(target_of(who, None))
+    found = await asyncio.to_thread(lambda: b"".join(link.download("captures/a/b.gz")))
+    assert found == file.read_bytes()
+    with pytest.raises(AgentError, match="404"):
+        await link.request("leases/../captures", {})
 
 
-def test_what_one_worker_does_alone_no_other_does_meanwhile(server):
-    async def test(play: Play) -> None:
-        first, second = await play.worker(), await play.worker()
-        await until(
-            lambda: first.evaluated() and second.evaluated(), lambda: play.round(first, second)
-        )
-        done: list[str] = []
+@on_the_bus
+async def test_what_one_worker_does_alone_no_other_does_meanwhile(play: Play) -> None:
+    first, second = await play.worker(), await play.worker()
+    await until(lambda: first.evaluated() and second.evaluated(), lambda: play.round(first, second))
+    done: list[str] = []
 
-        async def inner(of_others: int) -> int:
-            done.append(f"inner {of_others}")
-            return 2
+    async def inner(of_others: int) -> int:
+        done.append(f"inner {of_others}")
+        return 2
 
-        async def outer(of_others: int) -> int:
-            await second.alone(inner)
-            done.append(f"outer {of_others}")
-            return 3
+    async def outer(of_others: int) -> int:
+        await second.alone(inner)
+        done.append(f"outer {of_others}")
+        return 3
 
-        for worker, what in ((first, outer), (second, inner), (first, outer)):
-            await worker.alone(what)
-        assert done == ["outer 0", "inner 3", "outer 2"]
-        for worker in (first, second):
-            await worker.close()
-
-    run(server, "six", test)
+    for worker, what in ((first, outer), (second, inner), (first, outer)):
+        await worker.alone(what)
+    assert done == ["outer 0", "inner 3", "outer 2"]
+    for worker in (first, second):
+        await worker.close()
 
 
 def test_all_partitions_of_a_worker_together_keep_to_the_limits(monkeypatch):
@@ -376,22 +358,19 @@ def test_a_clock_is_sent_every_other_second_and_never_late():
     assert [one[0][:15] for one in bus.sent] == [b'{"type":"cursor', b'{"type":"clock"']
 
 
-def test_an_agent_that_ends_publishes_its_last_lines(server):
-    async def test(play: Play) -> None:
-        lines: list[bytes] = []
-        await play.agents[0].bus.listen(
-            "warpwatch.records.>", lambda batch: lines.extend(said.unpack(batch))
-        )
-        node = TestNode("gpu-9")
-        node.say(seen(0, 1, "first"))
-        config, metrics = BusConfig(url=server.url), AgentMetrics()
-        agent = BusAgent(config, "gpu-9", "0.3.0", node.stream, Starlette(), metrics)
-        running = asyncio.create_task(asyncio.to_thread(agent.run))
-        await until(lambda: lines, play.agents[0].advance)
-        node.say(seen(0, 1, "last"))
-        agent.close()
-        await running
-        agent.run()
-        await until(lambda: any(b'"last"' in line for line in lines), play.agents[0].advance)
-
-    run(server, "seven", test)
+@on_the_bus
+async def test_an_agent_that_ends_publishes_its_last_lines(play: Play) -> None:
+    lines: list[bytes] = []
+    await play.agents[0].bus.listen(
+        "warpwatch.records.>", lambda batch: lines.extend(said.unpack(batch))
+    )
+    node = TestNode("gpu-9")
+    node.say(seen(0, 1, "first"))
+    agent = BusAgent(play.fabric.config, "gpu-9", "0.3.0", node.stream, Starlette(), AgentMetrics())
+    running = asyncio.create_task(asyncio.to_thread(agent.run))
+    await until(lambda: lines, play.agents[0].advance)
+    node.say(seen(0, 1, "last"))
+    agent.close()
+    await running
+    agent.run()
+    await until(lambda: any(b'"last"' in line for line in lines), play.agents[0].advance)

@@ -18,9 +18,13 @@ from tests.waiting import DEADLINE_S, eventually
 from warpwatch_telemetry.errors import UsageError
 
 
+def example(name: str) -> Any:
+    """Return the spec of an example's object."""
+    return yaml.safe_load((chart.ROOT / f"examples/kubernetes/{name}.yaml").read_text())["spec"]
+
+
 def test_a_labelled_pod_gets_once_what_the_example_writes_by_hand(served: Served) -> None:
-    example = yaml.safe_load((chart.ROOT / "examples/kubernetes/job.yaml").read_text())
-    written = example["spec"]["template"]["spec"]
+    written = example("job")["template"]["spec"]
     pod = served.injected(pod_of())
     assert served.injected(pod) == pod
     spec = pod["spec"]
@@ -32,26 +36,13 @@ def test_a_labelled_pod_gets_once_what_the_example_writes_by_hand(served: Served
     assert (init["args"], init["securityContext"]) == (by_hand["args"], by_hand["securityContext"])
 
 
-def test_the_example_of_a_job_over_nodes_needs_a_label_alone(served: Served) -> None:
-    example = yaml.safe_load((chart.ROOT / "examples/kubernetes/pytorchjob.yaml").read_text())
-    for replicas in example["spec"]["pytorchReplicaSpecs"].values():
-        pod = replicas["template"]
-        # As the operator makes it.
-        pod["metadata"]["labels"]["training.kubeflow.org/job-name"] = "llama-7b"
+def test_the_examples_over_nodes_and_of_a_server_need_a_label_alone(served: Served) -> None:
+    replicas = example("pytorchjob")["pytorchReplicaSpecs"].values()
+    for pod in (*(one["template"] for one in replicas), example("vllm")["template"]):
         spec = served.injected(pod)["spec"]
         assert [one["name"] for one in spec["initContainers"]] == ["warpwatch-shim"]
-        assert env_of(spec["containers"][0])["WARPWATCH_POD_OWNER"]["fieldRef"]["fieldPath"] == (
-            "metadata.labels['training.kubeflow.org/job-name']"
-        )
-
-
-def test_the_example_of_a_server_needs_a_label_alone(served: Served) -> None:
-    example = yaml.safe_load((chart.ROOT / "examples/kubernetes/vllm.yaml").read_text())
-    spec = served.injected(example["spec"]["template"])["spec"]
-    assert [one["name"] for one in spec["initContainers"]] == ["warpwatch-shim"]
-    environ = env_of(spec["containers"][0])
-    assert environ["WARPWATCH"] == "1"
-    assert environ["PYTHONPATH"] == "/opt/warpwatch-shim/warpwatch/bootstrap"
+        environ = env_of(spec["containers"][0])
+        assert (environ["WARPWATCH"], environ["PYTHONPATH"]) == ("1", BOOTSTRAP)
 
 
 @pytest.mark.parametrize(
