@@ -25,7 +25,7 @@ CLUSTER = "research"
 
 
 class Fleet:
-    """A fleet with faults: ``go_wrong`` makes a rank slow and another short of memory."""
+    """A fleet in which ``go_wrong`` makes a rank slow, and no other."""
 
     def __init__(
         self,
@@ -57,10 +57,8 @@ class Fleet:
         environment |= {"WARPWATCH_FLOPS_PER_TOKEN": "2.6e11", "WARPWATCH_PRECISION": "bfloat16"}
         return node.start(f"rank{rank}", [str(PROGRAM), str(self._meeting)], environment)
 
-    def go_wrong(self, *, slow: int | None = None, memory: int | None = None) -> None:
-        faults = {"slow": slow, "memory": memory}
-        lines = [f"{fault} {rank}" for fault, rank in faults.items() if rank is not None]
-        self._meeting.with_suffix(".fault").write_text("\n".join(lines))
+    def go_wrong(self, slow: int | None = None) -> None:
+        self._meeting.with_suffix(".slow").write_text("" if slow is None else str(slow))
 
     def wait_for(self, promql: str) -> list[dict[str, Any]]:
         """The first answer of a query that is not empty."""

@@ -4,8 +4,6 @@ import itertools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import promql_parser as promql
 import pytest
@@ -105,34 +103,23 @@ def test_each_variable_follows_those_before_it(name: str) -> None:
         before.append(variable["name"])
 
 
-def test_links_lead_to_dashboards_and_variables_that_exist() -> None:
+def test_links_lead_to_dashboards_variables_and_columns_that_exist() -> None:
     variables = {
-        dashboard["uid"]: {variable["name"] for variable in dashboard["templating"]["list"]}
+        f"/d/{dashboard['uid']}": {one["name"] for one in dashboard["templating"]["list"]}
         for dashboard in DASHBOARDS.values()
     }
-    links = [link for dashboard in DASHBOARDS.values() for link in _data_links(dashboard)]
-    assert {link.split("?")[0] for link in links} == {
-        "/d/warpwatch-node",
-        "/d/warpwatch-training-job",
-    }
-    for link in links:
-        uid = link.removeprefix("/d/").split("?")[0]
-        assert set(re.findall(r"var-(\w+)=", link)) <= variables[uid]
-        assert "${__url_time_range}" in link and "${datasource:queryparam}" in link
-
-
-def _data_links(dashboard: dict[str, Any]) -> Iterator[str]:
-    for panel in panels(dashboard):
-        for link in panel["fieldConfig"]["defaults"].get("links", ()):
-            yield link["url"]
-
-
-def test_links_of_rows_name_columns_that_are_shown() -> None:
+    pages = set()
     for panel in (panel for dashboard in DASHBOARDS.values() for panel in panels(dashboard)):
-        for link in panel["fieldConfig"]["defaults"].get("links", ()):
-            columns = re.findall(r"__data\.fields\.(\w+)", link["url"])
+        for link in (one["url"] for one in panel["fieldConfig"]["defaults"].get("links", ())):
+            page = link.split("?")[0]
+            pages.add(page)
+            assert set(re.findall(r"var-(\w+)=", link)) <= variables[page]
+            assert "${__url_time_range}" in link and "${datasource:queryparam}" in link
+            # The columns of a row.
+            columns = re.findall(r"__data\.fields\.(\w+)", link)
             shown = panel["transformations"][-1]["options"]["renameByName"] if columns else {}
             assert set(columns) <= set(shown.values())
+    assert pages == {"/d/warpwatch-node", "/d/warpwatch-training-job"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -145,17 +132,11 @@ def test_metrics_and_labels_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rates_take_the_interval_from_grafana(name: str) -> None:
+def test_every_query_takes_the_variables_and_rates_their_interval_from_grafana(name: str) -> None:
     for panel in panels(DASHBOARDS[name]):
-        for target in panel["targets"]:
-            for part in target["expr"].split("rate(")[1:]:
+        for query in (target["expr"] for target in panel["targets"]):
+            for variable in ("$cluster", "$node", "$instance"):
+                assert f'=~"{variable}"' in query, panel["title"]
+            for part in query.split("rate(")[1:]:
                 window = part.split("[", 1)[1].split("]", 1)[0]
                 assert window in {"$__rate_interval", "$__range"}, panel["title"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_query_takes_the_variables(name: str) -> None:
-    for panel in panels(DASHBOARDS[name]):
-        for target in panel["targets"]:
-            for variable in ("$cluster", "$node", "$instance"):
-                assert f'=~"{variable}"' in target["expr"], panel["title"]

@@ -101,12 +101,6 @@ def test_runbooks_name_only_series_that_exist() -> None:
             metric_labels(metric)
 
 
-def test_links_of_runbooks_and_of_the_overview_lead_somewhere() -> None:
-    for path in (DOCS / "alerts.md", *RUNBOOKS.iterdir()):
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
-            assert (path.parent / target).exists(), f"{path.name}: {target}"
-
-
 def test_expressions_take_only_series_and_labels_that_exist() -> None:
     for name, expression in EXPRESSIONS.items():
         assert labels_of(promql.parse(expression)) is not None, name

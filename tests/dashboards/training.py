@@ -1,8 +1,8 @@
 """One rank of a small training that tells all that the shim can tell: phases, samples, tokens.
 
 ``training.py MEETING``: the ranks meet in that file. DDP over gloo; work is mostly sleep, so that
-two busy cores are enough for four ranks. The file ``MEETING.fault`` says what is wrong
-now, a line each: ``slow 3``, ``memory 0``. It never ends by itself.
+two busy cores are enough for four ranks. The file ``MEETING.slow`` names the rank that is slow now.
+It never ends by itself.
 """
 
 import gc
@@ -33,10 +33,10 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
-    train(meeting.with_suffix(".fault"), rank)
+    train(meeting.with_suffix(".slow"), rank)
 
 
-def train(fault: Path, rank: int) -> None:
+def train(slow: Path, rank: int) -> None:
     loader = DataLoader(TensorDataset(torch.randint(VOCABULARY, (100 * BATCH, LENGTH))), BATCH)
     model = DistributedDataParallel(
         torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, 32), torch.nn.Linear(32, VOCABULARY))
@@ -49,13 +49,12 @@ def train(fault: Path, rank: int) -> None:
         for (ids,) in monitor.wrap(loader):
             number += 1
             with monitor.step(samples=len(ids), tokens=ids.numel()):
-                slow = suffers(fault, "slow", rank)
-                step(monitor, model, optimizer, ids, noise.uniform(0.95, 1.05), slow)
+                is_slow = slow.exists() and slow.read_text() == str(rank)
+                step(monitor, model, optimizer, ids, noise.uniform(0.95, 1.05), is_slow)
             if number % COLLECT_STEPS == 0:
                 gc.collect(0)
             if number % MEMORY_STEPS == 0:
-                retries = number if suffers(fault, "memory", rank) else 0
-                tell_memory(monitor, retries)
+                tell_memory(monitor)
 
 
 def step(
@@ -80,15 +79,11 @@ def step(
         optimizer.zero_grad()
 
 
-def suffers(path: Path, fault: str, rank: int) -> bool:
-    return path.exists() and f"{fault} {rank}" in path.read_text().splitlines()
-
-
-def tell_memory(monitor: warpwatch.Monitor, retries: int) -> None:
+def tell_memory(monitor: warpwatch.Monitor) -> None:
     """As a rank with a GPU does, whose allocator a CPU does not have."""
     ring = monitor.clock.ring
     if ring is not None:
-        words = (40 * GIB, 60 * GIB, 52 * GIB, retries, retries // 100, 3 * GIB)
+        words = (40 * GIB, 60 * GIB, 52 * GIB, 0, 0, 3 * GIB)
         ring.append(protocol.RECORD_MEMORY, protocol.MEMORY.pack(*words))
 
 

@@ -45,6 +45,7 @@ class Job:
         step_s: float = 0.04,
         noise: float = 0.2,
         comm_noise: float = 0.0,
+        *,
         seed: int = 1,
     ):
         self.ranks = ranks

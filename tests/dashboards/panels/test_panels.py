@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
+from tests.browser import NEEDS_BROWSER, browser
 from tests.dashboards.expressions import EMPTY_WHEN_HEALTHY, dashboards
 from tests.dashboards.fleet import Fleet, fleet
 from tests.dashboards.monitoring.prometheus import every_second
 from tests.dashboards.panels.render import answered, bundle, drawn, photograph
 from warpwatch_dashboards import rule_files
 
-CHROMIUM = shutil.which("chromium")
 # Long enough for a straggler's baseline, and for graphs that show a course.
 HEALTHY_SCRAPES, SPAN_S = 60.0, 120.0
 SCRAPED = 'count_over_time(warpwatch_steps_total{{rank="3"}}[10m]) > {}'
@@ -27,11 +27,10 @@ SHOWN = yaml.safe_load(Path(__file__).with_name("shown.yaml").read_text())
 pytestmark = [
     pytest.mark.alerts,
     pytest.mark.torch,
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        shutil.which("npm") is None or CHROMIUM is None, reason="npm or Chromium is not installed"
-    ),
+    *NEEDS_BROWSER,
+    pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed"),
 ]
+__all__ = ["browser"]
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +54,6 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         running.wait_for('warpwatch_anomaly_info{kind="straggler"} == 1')
         running.wait_for(SCRAPED.format(SPAN_S))
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.mark.parametrize("name", SHOWN)
