@@ -21,14 +21,6 @@ def test_set_operations_count_instants(left, right):
     assert total(difference(a, b)) == len(instants(left) - instants(right))
 
 
-def test_spans_of_one_label_closer_than_a_point_of_the_drawing_are_one():
-    timeline = Timeline(step_us=20_000)
-    for at_us, us in ((0, 100), (109.998, 90), (210, 90)):
-        timeline.kernel(at_us, us, launched_us=None)
-    spans = timeline.measured().timeline.lanes[1].spans
-    assert [(s.begin_us, round(s.end_us, 3)) for s in spans] == [(0, 199.998), (210, 300)]
-
-
 def test_thousands_of_short_kernels_become_few_spans_of_the_longest():
     timeline = Timeline(step_us=100_000)
     for index in range(5_000):
