@@ -50,10 +50,12 @@ class Ring:
         found: dict[str, Any] = json.loads(self.header.metadata_text or b"{}")
         return found
 
+    def payloads(self, kind: int) -> list[bytes]:
+        return [record.payload for record in self.records if record.type == kind]
+
     @property
     def events(self) -> list[dict[str, Any]]:
-        kind = protocol.RECORD_EVENT
-        return [json.loads(record.payload) for record in self.records if record.type == kind]
+        return [json.loads(payload) for payload in self.payloads(protocol.RECORD_EVENT)]
 
     @property
     def steps(self) -> list[tuple[int, ...]]:
@@ -64,6 +66,23 @@ class Ring:
                 words = memoryview(record.payload).cast("Q").tolist()
                 found.append((*words, record.flags))
         return found
+
+    @property
+    def works(self) -> list[tuple[int, ...]]:
+        """(tokens, prompt tokens, decoded requests, KV tokens) of each iteration."""
+        payloads = self.payloads(protocol.RECORD_ITERATION)
+        return [tuple(memoryview(payload).cast("Q").tolist()[5:9]) for payload in payloads]
+
+    @property
+    def seconds(self) -> list[Any]:
+        """The words of each record of a server's second."""
+        return [protocol.SERVE.unpack_from(one) for one in self.payloads(protocol.RECORD_SERVE)]
+
+    @property
+    def latencies(self) -> list[tuple[int, int, int]]:
+        """(kind, bucket, number) of all seconds."""
+        parts = [one[protocol.SERVE.size :] for one in self.payloads(protocol.RECORD_SERVE)]
+        return [entry for part in parts for entry in protocol.BUCKET.iter_unpack(part)]
 
     def event_names(self) -> list[str]:
         return [str(event["event"]) for event in self.events]

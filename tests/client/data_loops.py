@@ -12,23 +12,25 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import warpwatch
-from tests.client.loop_base import data, fit, learn, model, sgd, spend, state, train, trained
+from tests.client.loop_base import (
+    by_hand,
+    data,
+    fit,
+    learn,
+    model,
+    sgd,
+    spend,
+    state,
+    train,
+    trained,
+)
 
 # --- the DataLoader as clock, and its batches -----------------------------------------------------
 
 
-def without_an_optimizer(net: torch.nn.Linear, batches: int) -> None:
-    for (batch,) in data(batches):
-        net(batch).sum().backward()
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter -= 1e-6 * parameter.grad
-                parameter.grad = None
-
-
 def last_resort_until_an_optimizer_comes() -> None:
     net = model()
-    without_an_optimizer(net, 64 + 1 + 20)
+    by_hand(net, data(64 + 1 + 20))
     fit(net, sgd(net), 10)
 
 

@@ -63,16 +63,6 @@ def as_keras_does() -> None:
     train(BaseOptimizer)
 
 
-def as_pyro_does() -> None:
-    """It has an optimizer for each parameter, and functions for model and guide."""
-    parameters = [torch.zeros(4, requires_grad=True) for _ in range(2)]
-    optimizers = [torch.optim.SGD([parameter], lr=0.01) for parameter in parameters]
-    for _ in range(5):
-        sum((parameter - 3).square().sum() for parameter in parameters).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-
-
 def by_distributed_autograd() -> None:
     import torch.distributed.autograd as dist_autograd
     from torch.distributed import rpc

@@ -5,7 +5,7 @@ import mmap
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -87,6 +87,16 @@ def train(net: torch.nn.Module, *optimizers: torch.optim.Optimizer, steps: int =
 def learn(net: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
     net(batch).sum().backward()
     optimizer.step()
+
+
+def by_hand(net: torch.nn.Module, batches: Iterable[Any]) -> None:
+    """Learn of each batch without an optimizer."""
+    for (batch,) in batches:
+        net.zero_grad()
+        net(batch).sum().backward()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= 0.01 * parameter.grad
 
 
 def fit(net: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: int) -> None:

@@ -12,36 +12,9 @@ from torch.nn import functional as F
 from tests.client.shapes import BLOCK, VOCABULARY, WIDTH, loader, network
 
 
-def gpt2(hf: Any, **arguments: Any) -> tuple[Any, Any]:
-    """Return a small model and the arguments of its Trainer. A step is a batch of four."""
-    config = hf.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=BLOCK,
-        n_embd=128,
-        n_layer=2,
-        n_head=4,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    options = hf.TrainingArguments(
-        sys.argv[1],
-        per_device_train_batch_size=4,
-        num_train_epochs=1,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        **arguments,
-    )
-    return hf.GPT2LMHeadModel(config), options
-
-
 def generation() -> list[float]:
-    """GRPO: it learns of what it has written to a prompt itself."""
+    """GRPO: it learns of what it has written to a prompt itself. A step is a batch of four."""
     hf: Any = import_module("transformers")
-
     losses: list[float] = []
 
     class Learner(hf.Trainer):  # type: ignore[misc]
@@ -51,8 +24,22 @@ def generation() -> list[float]:
             losses.append(loss.item())
             return loss
 
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    size = {"n_positions": BLOCK, "n_embd": 128, "n_layer": 2, "n_head": 4}
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=VOCABULARY, **size, **ends))
+    arguments = hf.TrainingArguments(
+        sys.argv[1],
+        per_device_train_batch_size=4,
+        num_train_epochs=1,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+    )
     prompts = [{"input_ids": row} for row in torch.randint(1, VOCABULARY, (80, 4))]
-    model, arguments = gpt2(hf, remove_unused_columns=False)
     with contextlib.redirect_stdout(sys.stderr):
         Learner(model, arguments, train_dataset=prompts).train()
     return losses

@@ -177,7 +177,8 @@ def test_a_rank_that_goes_wrong_answers_and_goes_on(folder, with_torch):
         found.record("exits")
         found.process.terminate()
         assert found.process.wait() == 3
-    assert found.detail("exits") == "the process exits"
+    failed = {"event": "capture_failed", "id": "exits", "detail": "the process exits"}
+    assert folder.ring().events[-2:] == [failed, {"event": "exit"}]
     assert found.files() == []
 
 

@@ -16,14 +16,12 @@ def test_the_first_name_there_wins(asked: str | None, environ: dict[str, str], n
     assert job_name(asked, environ, ["/home/me/train.py"]) == name
 
 
-def test_ranks_come_from_torchrun_then_slurm() -> None:
-    slurm = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
-    found = describe("a", slurm)
-    assert (found["rank"], found["local_rank"], found["world_size"]) == (5, 1, 8)
-    found = describe("a", {**slurm, "RANK": "3", "LOCAL_RANK": "0", "WORLD_SIZE": "4"})
-    assert (found["rank"], found["local_rank"], found["world_size"]) == (3, 0, 4)
-    found = describe("a", {"RANK": "x", "WORLD_SIZE": "-4"})
-    assert (found["rank"], found["local_rank"], found["world_size"]) == (0, 0, 1)
+@pytest.mark.parametrize(("environ", "place"), CASES["places"])
+def test_a_rank_has_its_place_from_torchrun_then_slurm(
+    environ: dict[str, str], place: list[int]
+) -> None:
+    found = describe("a", environ)
+    assert [found["rank"], found["local_rank"], found["world_size"]] == place
 
 
 @pytest.mark.parametrize(("environ", "run"), CASES["runs"])
@@ -35,11 +33,6 @@ def test_what_is_not_known_of_the_run_is_missing() -> None:
     assert not {"run", "master"} & set(describe("a", {"MASTER_ADDR": "node-1"}))
     found = describe("a", {"WARPWATCH_RUN": "r1", "MASTER_ADDR": "node-1", "MASTER_PORT": "29500"})
     assert (found["run"], found["master"]) == ("r1", "node-1:29500")
-
-
-def test_a_rank_without_a_world_size_is_the_last_of_its_world() -> None:
-    assert describe("a", {"RANK": "5"})["world_size"] == 6
-    assert describe("a", {"RANK": "5", "WORLD_SIZE": "4"})["world_size"] == 6
 
 
 def test_the_models_flops_are_as_the_user_says() -> None:

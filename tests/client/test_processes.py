@@ -179,18 +179,14 @@ def test_a_forked_child_leaves_ring_and_lock_to_its_parent(folder: Folder) -> No
     )
     with training(folder) as found:
         found.steps(2, fork)
-        ring = eventually(lambda: _settled(folder, found.number))
+        eventually(lambda: folder.ring().header.totals.steps == found.number)
+        ring = folder.ring()
         assert not ring.header.ended
         assert ring.header.totals.samples == 4 * found.number
         with ring_file(folder).open("rb") as file:
             assert rendezvous.lock_holder(file.fileno()) == found.process.pid
         found.end()
     assert folder.ring().header.ended
-
-
-def _settled(folder: Folder, steps: int) -> Ring | None:
-    ring = folder.ring()
-    return ring if ring.header.totals.steps == steps else None
 
 
 def test_the_heartbeat_goes_on_while_a_step_lasts(folder: Folder) -> None:

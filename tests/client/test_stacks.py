@@ -1,7 +1,6 @@
 """Stacks: the pipe that faulthandler writes into, and what the helper thread reads of threads."""
 
 import itertools
-import json
 import os
 import signal
 import stat
@@ -151,14 +150,7 @@ def test_a_file_that_took_the_place_of_the_pipe_is_left_alone(folder: Folder) ->
     assert [path.read_bytes() for path in held(folder)] == [b""]
 
 
-STEPPING = """
-import threading, time
-import warpwatch
-
-monitor = warpwatch.attach(job="stacks")
-"""
-
-WAITING = f"""{STEPPING}
+WAITING = """
 lock = threading.Lock()
 lock.acquire()
 
@@ -172,44 +164,23 @@ def wait_in_call():
 def wait_in_sleep():
     time.sleep(1000)
 
-for wait in (wait_in_with, wait_in_call, wait_in_sleep):
-    threading.Thread(target=wait, name=wait.__name__, daemon=True).start()
-while True:
-    with monitor.step():
-        time.sleep(0.01)
+for target in (wait_in_with, wait_in_call, wait_in_sleep):
+    threading.Thread(target=target, name=target.__name__, daemon=True).start()
 """
-
-REDUCING = f"""{STEPPING}
-import os, sys
+REDUCING = """
+import time
 import torch, torch.distributed as dist
 
-store = dist.FileStore(sys.argv[1], 2)
-dist.init_process_group("gloo", store=store, rank=int(sys.argv[2]), world_size=2)
+store = dist.FileStore({store!r}, 2)
+dist.init_process_group("gloo", store=store, rank={rank}, world_size=2)
 for number in range(3):
-    with monitor.step():
-        dist.all_reduce(torch.ones(2, 3))
-if sys.argv[2] == "0":
-    dist.broadcast(torch.ones(5), 1)
-time.sleep(1000)
+    dist.all_reduce(torch.ones(2, 3))
 """
-
-
-attempts = itertools.count(1)
-
-
-def captured(folder: Folder) -> dict[str, Any]:
-    ring = eventually(folder.rings)[0]
-    identifier = f"1-{next(attempts)}"
-    folder.command(ring.name, op="capture", id=identifier, kind="stacks", steps=1, arm_timeout_s=5)
-    pattern = f"{identifier}.{ring.name}.*.stacks.json"
-    (path,) = eventually(lambda: list((folder.path / "inbox").glob(pattern)))
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
 
 
 def test_the_innermost_frame_says_what_it_calls(folder: Folder) -> None:
-    with program(folder, WAITING):
-        stacks = captured(folder)
+    with training(folder, define=WAITING) as found:
+        stacks = found.stacks("s-1")
     innermost = {thread["name"]: thread["frames"][-1] for thread in stacks["threads"]}
     assert innermost["wait_in_with"]["calls"] == "__enter__"
     assert innermost["wait_in_call"]["calls"] == "acquire"
@@ -221,12 +192,15 @@ def test_the_innermost_frame_says_what_it_calls(folder: Folder) -> None:
 @pytest.mark.torch
 def test_the_unfinished_collective_is_reported(folder: Folder, with_torch: ForkServer) -> None:
     store = str(folder.path / "store")
-    environ = {"GLOO_SOCKET_IFNAME": "lo", "RANK": "0"}
+    first, second = (REDUCING.format(store=store, rank=rank) for rank in range(2))
+    off, loopback = {"WARPWATCH": "0"}, {"GLOO_SOCKET_IFNAME": "lo"}
     with (
-        program(folder, REDUCING, store, "0", python=with_torch, **environ),
-        program(folder, REDUCING, store, "1", python=with_torch, **environ, WARPWATCH="0"),
+        program(folder, f"{second}time.sleep(1000)", python=with_torch, **off, **loopback),
+        training(folder, with_torch, first, **loopback) as found,
     ):
-        entries = eventually(lambda: unfinished(captured(folder)))
+        found.request(1, "dist.broadcast(torch.ones(5), 1)")
+        attempts = (found.stacks(f"s-{number}") for number in itertools.count())
+        entries = eventually(lambda: unfinished(next(attempts)))
     assert [(entry["name"], entry["sequence"]) for entry in entries] == [("gloo:broadcast", 4)]
     assert entries[0]["input_sizes"] == [[5]]
     assert entries[0]["process_group"] == "0"

@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.daemon_side import Ring
 from tests.client.servers.ends import BOOTSTRAP, WAITS, ended
 from tests.client.servers.engine_config import config
-from warpwatch import protocol
 from warpwatch.hooks import vllm
 
 BEGINS = """
@@ -67,28 +65,6 @@ if front_end.logger_manager:
 """
 
 
-def works(ring: Ring) -> list[tuple[int, ...]]:
-    """Return tokens, prompt tokens, decoded requests and KV tokens of each iteration."""
-    words = [
-        memoryview(record.payload).cast("Q").tolist()
-        for record in ring.records
-        if record.type == protocol.RECORD_ITERATION
-    ]
-    return [tuple(one[5:9]) for one in words]
-
-
-def sums(ring: Ring) -> tuple[list[int], list[tuple[int, int, int]]]:
-    """Return the sums of the counts in seconds, and the buckets."""
-    payloads = [record.payload for record in ring.records if record.type == protocol.RECORD_SERVE]
-    words = [protocol.SERVE.unpack_from(payload) for payload in payloads]
-    buckets = [
-        entry
-        for payload in payloads
-        for entry in protocol.BUCKET.iter_unpack(payload[protocol.SERVE.size :])
-    ]
-    return [sum(column) for column in zip(*(one[5:10] for one in words), strict=True)], buckets
-
-
 def test_an_engine_in_one_process_reports_its_iterations_and_counts(folder):
     ring = ended(folder, ENGINE)
     said = ring.metadata
@@ -104,12 +80,12 @@ def test_an_engine_in_one_process_reports_its_iterations_and_counts(folder):
         == "no latencies and prefix hits: vLLM's statistics are off (--disable-log-stats)"
     )
     # Steps without tokens, before the requests and after them, do not count.
-    assert works(ring) == [(30, 30, 0, 30), (2, 0, 2, 32), (1, 0, 1, 22), (5, 5, 0, 5)]
+    assert ring.works == [(30, 30, 0, 30), (2, 0, 2, 32), (1, 0, 1, 22), (5, 5, 0, 5)]
     assert sorted(said["phases"]) == ["forward", "sample", "schedule"]
-    counts, buckets = sums(ring)
     # Statistics are those of four steps.
-    assert counts == [1, 12, 20, 35, 6]
-    queued = [(bucket, number) for latency, bucket, number in buckets if latency == 2]
+    counts = [sum(column) for column in zip(*ring.seconds, strict=True)]
+    assert counts[5:10] == [1, 12, 20, 35, 6]
+    queued = [(bucket, number) for latency, bucket, number in ring.latencies if latency == 2]
     # The last one has vLLM's own time at which it came into the queue.
     assert sorted(queued) == [(0, 1), (67, 2)]
     assert (ring.header.ended, ring.event_names(), said["faults"]) == (True, ["exit"], 0)
@@ -120,7 +96,7 @@ def test_a_worker_has_its_place_and_leaves_tokens_to_the_first_of_its_group(fold
     said = ring.metadata
     assert (said["rank"], said["world_size"], said["role"]) == (1, 2, "rank")
     assert said["parallel"] == {"tensor": [1, 2]}
-    assert works(ring) == [(0, 20, 0, 20), (0, 0, 1, 21), (0, 0, 1, 22)]
+    assert ring.works == [(0, 20, 0, 20), (0, 0, 1, 21), (0, 0, 1, 22)]
     assert said["phases"] == ["forward", "sample", "wait"]
     assert said["faults"] == 0
 
@@ -131,10 +107,8 @@ def test_a_front_end_reports_latencies_if_the_server_measures_them(folder, stati
     said = ring.metadata
     assert (said["rank"], said["world_size"], said["role"]) == (4, 5, "frontend")
     assert ("note" in said) == noted
-    _, buckets = sums(ring)
-    assert [(latency, number) for latency, _, number in buckets] == (
-        [] if noted else [(0, 1), (1, 3)]
-    )
+    measured = [(latency, number) for latency, _, number in ring.latencies]
+    assert measured == ([] if noted else [(0, 1), (1, 3)])
 
 
 @pytest.mark.parametrize(("status", "reported"), [("None", True), ("0", True), ("-9", False)])

@@ -149,6 +149,14 @@ class Training:
         found: dict[str, Any] = json.loads(gzip.decompress(self.handed_over(id).read_bytes()))
         return found
 
+    def stacks(self, id: str) -> dict[str, Any]:
+        """Ask for stacks, and return what the helper thread has written."""
+        self.capture(id, kind="stacks", start=1, steps=1)
+        token = self.event("capture_finished", id)["token"]
+        name = f"{id}.{self.folder.ring().name}.{token}.stacks.json"
+        found: dict[str, Any] = json.loads((self.folder.path / "inbox" / name).read_text())
+        return found
+
     def works(self, id: str = "after") -> None:
         self.capture(id)
         self.steps(6)

@@ -19,6 +19,7 @@ import warpwatch
 from tests.client.interrupts import interrupted
 from tests.client.loop_base import (
     backward,
+    by_hand,
     data,
     fit,
     learn,
@@ -41,19 +42,9 @@ def plain(net: Any, optimizer: Any) -> None:
         optimizer.zero_grad()
 
 
-def by_hand(net: torch.nn.Module, steps: int) -> None:
-    """Neither an optimizer nor a DataLoader."""
-    for _ in range(steps):
-        net.zero_grad()
-        backward(net)
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter -= 0.01 * parameter.grad
-
-
 def backwards_alone_until_an_optimizer_comes() -> None:
     net = model()
-    by_hand(net, 64 + 20)
+    by_hand(net, [(torch.ones(4, 8),)] * (64 + 20))
     train(net, sgd(net), steps=10)
 
 

@@ -159,24 +159,19 @@ def data_parallel() -> None:
     train(DistributedDataParallel(ddp.module), "frozen")
 
 
-class Branches(torch.nn.Module):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(4, 4)
-        self.second = torch.nn.Linear(4, 4)
-        self.branch = self.first
+class Branches(torch.nn.ModuleDict):  # type: ignore[misc]
+    branch = "first"
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.branch(x)
-        return result
+    def forward(self, x: torch.Tensor) -> Any:
+        return self[self.branch](x)
 
 
 def changing() -> None:
     """The last gradient comes from another layer from the fifth step on."""
-    module = Branches()
+    module = Branches({"first": torch.nn.Linear(4, 4), "second": torch.nn.Linear(4, 4)})
     ddp = DistributedDataParallel(module, find_unused_parameters=True)
     found["last_gradients"] = []
-    for branch, steps in ((module.first, 5), (module.second, 15)):
+    for branch, steps in (("first", 5), ("second", 15)):
         module.branch = branch
         for _ in range(steps):
             ddp(torch.ones(2, 4)).sum().backward()
