@@ -59,20 +59,11 @@ def test_rules_can_be_made_a_sites_own(helm4: Path) -> None:
         assert rule["annotations"]["runbook_url"] == f"https://wiki.example/gpus/{runbook}"
 
 
-def test_an_alert_that_does_not_exist_is_refused(helm4: Path) -> None:
-    enabled = "prometheusRule.enabled=true"
-    for value in ("overrides.WarpwatchHung.for=5m", "disabledAlerts={WarpwatchHung}"):
-        said = chart.refusal(helm4, enabled, f"prometheusRule.{value}")
-        assert "there is no alert WarpwatchHung" in said
-
-
 def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_takes(helm4: Path) -> None:
     objects = chart.scenario(helm4, "dashboards-values.yaml")
     found: dict[str, object] = {}
     for each in chart.of_kind(objects, "ConfigMap"):
         if "grafana_dashboard" in each["metadata"]["labels"]:
-            assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
-            assert each["metadata"]["annotations"] == {"grafana_folder": "Warpwatch"}
             found |= {name: json.loads(text) for name, text in each["data"].items()}
     files = DASHBOARDS.glob("*.json")
     assert found == {f"warpwatch-{file.name}": json.loads(file.read_text()) for file in files}
@@ -96,13 +87,6 @@ def test_agents_and_fleet_are_scraped_once_each_as_what_they_are(helm4: Path, ki
         (endpoint,) = scrapes(objects, kind, chart.only(objects, workload))
         assert endpoint["honorLabels"] is True
         assert relabeled(endpoint["relabelings"], target) == labels
-
-
-def test_relabelings_of_a_site_come_after_ours(helm4: Path) -> None:
-    objects = chart.scenario(helm4, "prometheus-operator-values.yaml")
-    (endpoint,) = scrapes(objects, "PodMonitor", chart.only(objects, "DaemonSet"))
-    target = {"__meta_kubernetes_pod_node_name": "gpu-17"}
-    assert relabeled(endpoint["relabelings"], target) == AGENT | {"cluster": "gpu-1"}
 
 
 @pytest.mark.parametrize("kind", ["podMonitor", "serviceMonitor"])

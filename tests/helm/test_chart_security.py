@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,15 +60,6 @@ def test_the_documentation_gives_the_reason_of_each_exception() -> None:
     section = (chart.ROOT / "docs/security.md").read_text().partition("`restricted`.**")[2]
     rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| **")]
     assert {name for row in rows for name in re.findall(r"\*\*(.+?)\*\*", row)} == listed
-
-
-def test_a_policy_that_names_who_comes_in_lets_in_fleet_and_test(helm4: Path) -> None:
-    objects = chart.scenario(helm4, "network-policy-values.yaml")
-    (rule,) = chart.only(objects, "NetworkPolicy")["spec"]["ingress"]
-    _, ours = rule["from"]
-    selected = ours["podSelector"]["matchLabels"].items()
-    pods = [chart.only(objects, "DaemonSet")["spec"]["template"], chart.only(objects, "Pod")]
-    assert all(selected <= pod["metadata"]["labels"].items() for pod in pods)
 
 
 _VOLUMES = {

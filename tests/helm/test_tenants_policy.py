@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -114,14 +113,7 @@ def test_the_folders_are_those_of_the_release(helm4, training, elsewhere):
 
 
 def test_it_is_in_force_where_a_namespace_is_a_tenants(helm4: Path) -> None:
-    def labels(objects: tuple[chart.Object, ...]) -> Any:
-        policy = chart.only(objects, "ValidatingAdmissionPolicy")
-        binding = chart.only(objects, "ValidatingAdmissionPolicyBinding")["spec"]
-        assert binding["policyName"] == policy["metadata"]["name"] == "warpwatch-tenants"
-        assert (policy["spec"]["failurePolicy"], binding["validationActions"]) == ("Fail", ["Deny"])
-        return binding["matchResources"]["namespaceSelector"]["matchLabels"]
-
-    default = chart.render(helm4, "--set", "tenantsPolicy.enabled=true", version="1.30")
-    assert labels(default) == {"warpwatch/tenant": "true"}
-    scenario = chart.scenario(helm4, "tenants-policy-values.yaml")
-    assert labels(scenario) == {"example.com/tenant": "gpu"}
+    objects = chart.render(helm4, "--set", "tenantsPolicy.enabled=true", version="1.30")
+    binding = chart.only(objects, "ValidatingAdmissionPolicyBinding")["spec"]
+    selector = binding["matchResources"]["namespaceSelector"]
+    assert selector == {"matchLabels": {"warpwatch/tenant": "true"}}
