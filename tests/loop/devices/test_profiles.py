@@ -20,7 +20,6 @@ PROFILES = ("v100", "a100", "a100-mig", "h100", "b200", "rtx4090", "t4")
 EVERYTHING = {"prometheus": {"dcgm_names": True, "profile": "full"}}
 # Gauges that move with time; counters do anyway.
 MOVING = re.compile(r"bytes_per_second|timestamp_seconds")
-DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +72,11 @@ def test_a_gpu_of_each_kind_tells_what_the_golden_scrape_says(scrape, golden, na
     golden(f"devices/{name}.prom", "\n".join([*lines, ""]).encode())
 
 
-def test_every_name_is_in_the_catalogue_and_in_the_documentation(scrape):
+def test_every_name_is_in_the_catalogue(scrape):
     names = {series.partition("{")[0] for series in _series(scrape)}
     known = {row.full_name for row in CATALOGUE.values()}
     histogram = {name for name in names if name.startswith("warpwatch_step_duration_seconds")}
     assert names - histogram <= known
-    documented = set(re.findall(r"`(warpwatch_\w+)`", DOCS.read_text(encoding="utf-8")))
-    assert names - histogram <= documented
 
 
 def test_promtool_finds_nothing_to_say_about_the_scrape(scrape):
