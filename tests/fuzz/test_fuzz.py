@@ -27,7 +27,7 @@ def test_nothing_is_found_in_the_first_inputs(tmp_path: Path) -> None:
     status, lines = campaign(tmp_path, "--here", "--inputs", "60")
     texts = [path.read_text() for path in tmp_path.glob("findings/*.txt")]
     assert (status, texts) == (0, [])
-    assert [line["target"] for line in lines] == list(TARGETS)
+    assert [line["target"] for line in lines] == TARGETS
     assert min(line["inputs"] for line in lines) > 60
 
 
