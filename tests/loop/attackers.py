@@ -1,6 +1,6 @@
 """Users who attack a node through its files, until they are killed:
 
-`python -m tests.loop.attackers UID KIND RENDEZVOUS INBOX`. KIND: of ATTACKS.
+`python -m tests.loop.attackers UID KIND RENDEZVOUS INBOX`. KIND is a method of Attacker.
 """
 
 import contextlib
@@ -168,17 +168,6 @@ class Attacker:
         return {}
 
 
-ATTACKS = {
-    "claims": Attacker.claims,
-    "restarts": Attacker.restarts,
-    "records": Attacker.records,
-    "counts": Attacker.counts,
-    "fill": Attacker.fill,
-    "rename": Attacker.rename,
-    "hand_over": Attacker.hand_over,
-}
-
-
 def take_names(inbox: Path, identifier: str, ring: str) -> None:
     """Take the names of a capture's files: folders block a rename, files block a creation."""
     base = inbox / f"{identifier}.{ring}"
@@ -211,7 +200,7 @@ def main(uid: int, kind: str, rendezvous: Path, inbox: Path) -> None:
     os.setgroups([])
     os.setgid(uid)
     os.setuid(uid)
-    ATTACKS[kind](Attacker(rendezvous, inbox, made))
+    getattr(Attacker(rendezvous, inbox, made), kind)()
 
 
 if __name__ == "__main__":

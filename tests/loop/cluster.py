@@ -1,7 +1,6 @@
 """Several nodes in folders of one machine, a fleet over them, and jobs with ranks on each."""
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.loop.node import ROOT, LoopNode, poll
+from tests.loop.node import ApiAnswers, LoopNode, poll, started
 from tests.loop.trainings import PROGRAM, RANKS
 from warpwatch_daemon.demo.processes import free_port
 
@@ -20,7 +19,7 @@ TOKEN = "of all agents"
 FOR_FLEET = ("detection", "anomalies", "triggers", "remote_store", "exporters", "bus")
 
 
-class LoopCluster:
+class LoopCluster(ApiAnswers):
     """``nodes`` agents, each in a folder of its own, with one token. Stopped by ``close``."""
 
     def __init__(self, folder: Path, nodes: int, **config: Any) -> None:
@@ -61,15 +60,7 @@ class LoopCluster:
         self.start_fleet(None, **environment)
 
     def start_fleet(self, agents: int | None = None, **environment: str) -> None:
-        with (self.folder / "fleet.log").open("ab") as log:
-            self.fleet = subprocess.Popen(
-                [sys.executable, "-m", "warpwatch_daemon", "fleet", "--config", str(self.config)],
-                cwd=ROOT,
-                env=os.environ | {"WARPWATCH_DIR": str(self.folder / "run")} | environment,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-            )
+        self.fleet = self._start(self.config, "fleet", self.folder, **environment)
         poll(lambda: len(self.up()) == (agents or len(self.nodes)), self.log())
 
     def _targets(self) -> list[str]:
@@ -83,17 +74,16 @@ class LoopCluster:
         tree["fleet"] |= {"listen": f"127.0.0.1:{port}", "state_dir": str(own)}
         file = own / "fleet.yaml"
         file.write_text(yaml.safe_dump(tree))
-        with (self.folder / f"worker-{number}.log").open("ab") as log:
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "warpwatch_daemon", "fleet", "--config", str(file)],
-                cwd=ROOT,
-                env=os.environ | {"WARPWATCH_DIR": str(own / "run")},
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-            )
+        worker = self._start(file, own.name, own)
         self._workers.append(worker)
         return worker
+
+    def _start(
+        self, config: Path, name: str, own: Path, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        arguments = ["-m", "warpwatch_daemon", "fleet", "--config", str(config)]
+        environment["WARPWATCH_DIR"] = str(own / "run")
+        return started(arguments, self.folder / f"{name}.log", environment)
 
     def kill_fleet(self) -> None:
         self.fleet.kill()
@@ -106,38 +96,30 @@ class LoopCluster:
 
     def train(self, job: str, **environment: str) -> Path:
         """Ranks in turn on the nodes, two and two. Returns the folder with their faults."""
-        folder = self.folder / job
-        folder.mkdir()
-        (folder / "fault").write_text("")
+        folder = self._new_folder(job)
         for rank in range(RANKS):
             node = self.nodes[rank * len(self.nodes) // RANKS]
-            command = ["-m", "warpwatch", "run", "--job", job, "--"]
-            command += [sys.executable, str(PROGRAM), str(folder)]
-            node.start(f"rank{rank}", command, node.rank_environment(rank, RANKS) | environment)
+            node.launch(job, [str(PROGRAM), str(folder)], rank, RANKS, environment)
         return folder
 
     def torchrun(self, job: str, ranks: int) -> Path:
         """One job, with so many ranks on each node. Returns the folder with their faults."""
-        folder = self.folder / job
-        folder.mkdir()
-        (folder / "fault").write_text("")
-        port = free_port()
+        folder, port = self._new_folder(job), free_port()
         for number, node in enumerate(self.nodes):
-            own = node.rank_environment(0, 1)
-            for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-                del own[name]
             command = ["-m", "torch.distributed.run", f"--nnodes={len(self.nodes)}"]
             command += [f"--nproc-per-node={ranks}", f"--node-rank={number}"]
             command += ["--master-addr=127.0.0.1", f"--master-port={port}", "-m", "warpwatch"]
             command += ["run", "--job", job, "--", sys.executable, str(PROGRAM), str(folder)]
-            node.start("torchrun", command, own)
+            node.start("torchrun", command, node.environment)
+        return folder
+
+    def _new_folder(self, job: str) -> Path:
+        folder = self.folder / job
+        folder.mkdir()
+        (folder / "fault").write_text("")
         return folder
 
     # --- what the fleet says ---
-
-    def get(self, part: str, **query: str) -> list[Any]:
-        answer: list[Any] = self.http.get(f"/api/v1/{part}", params=query).json()[part]
-        return answer
 
     def up(self) -> list[str]:
         sources = self.http.get("/readyz").json()["sources"]

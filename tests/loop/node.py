@@ -35,6 +35,25 @@ def poll(ask: Callable[[], Any], what: object) -> Any:
     return eventually(answer, what, poll_s=0.1)
 
 
+def started(
+    arguments: list[str],
+    log: Path,
+    environment: dict[str, str],
+    stdin: int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Start Python with these arguments; its output goes to the end of ``log``."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("WARPWATCH_")}
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env=kept | environment,
+            stdout=output,
+            stderr=output,
+            stdin=stdin,
+        )
+
+
 class SocketTransport(httpx.HTTPTransport):
     """Through a Unix socket; of one that is not there httpcore itself leaves its own end open."""
 
@@ -50,7 +69,47 @@ class SocketTransport(httpx.HTTPTransport):
         return super().handle_request(request)
 
 
-class LoopNode:
+class ApiAnswers:
+    """Jobs, anomalies and captures, as the API of an agent or a fleet shows them to ``http``."""
+
+    http: httpx.Client
+
+    def get(self, part: str, **query: str) -> list[Any]:
+        answer: list[Any] = self.http.get(f"/api/v1/{part}", params=query).json()[part]
+        return answer
+
+    def anomalies(self, kind: str) -> list[Any]:
+        return [one for one in self.get("anomalies") if one["kind"] == kind]
+
+    def captures(self, **request: object) -> list[Any]:
+        """Return the captures whose requests have these values."""
+        return [c for c in self.get("captures") if request.items() <= c["request"].items()]
+
+    def steps(self, job: str) -> list[int]:
+        """Return the number of steps of each rank of the job."""
+        return [rank["steps_total"] for rank in self.get("ranks") if rank["job"] == job]
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        lines = [
+            line
+            for line in self.http.get("/metrics").text.splitlines()
+            if line.startswith((name + "{", name + " ")) and all(w in line for w in wanted)
+        ]
+        assert len(lines) <= 1, lines
+        return float(lines[0].rpartition(" ")[2]) if lines else None
+
+    def have_trained(self, job: str, ranks: int, steps: int) -> None:
+        """Wait until all these ranks of the job have taken so many steps."""
+
+        def all_have() -> bool:
+            taken = self.steps(job)
+            return len(taken) == ranks and min(taken) >= steps
+
+        poll(all_have, lambda: f"{job} has {self.steps(job)} steps, not {steps}")
+
+
+class LoopNode(ApiAnswers):
     """One node in a folder: daemon, ranks, HTTP. Everything is stopped by ``close``."""
 
     def __init__(self, folder: Path, **config: Any) -> None:
@@ -110,11 +169,28 @@ class LoopNode:
         own = self.rank_environment(rank, world_size)
         return self.start(f"rank{rank}", ["-c", program, *arguments], own | environment)
 
+    def launch(
+        self,
+        job: str,
+        program: list[str],
+        rank: int = 0,
+        world_size: int = 1,
+        environment: dict[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
+    ) -> subprocess.Popen[bytes]:
+        """Start a rank under ``warpwatch run``; the name of its log is JOB-RANK."""
+        command = ["-m", "warpwatch", "run", "--job", job, "--", sys.executable, *program]
+        own = self.rank_environment(rank, world_size) | (environment or {})
+        return self.start(f"{job}-{rank}", command, own, stdin)
+
     def rank_environment(self, rank: int, world_size: int) -> dict[str, str]:
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+        return self.environment | place
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a launcher, which numbers its ranks itself."""
         return {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
             "WARPWATCH_DIR": str(self.run_dir),
             "WARPWATCH_INBOX": str(self.folder / "inbox"),
             "WARPWATCH_ATTACH_INTERVAL_S": "0.2",
@@ -129,34 +205,19 @@ class LoopNode:
         environment: dict[str, str],
         stdin: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("WARPWATCH_")}
-        with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                cwd=ROOT,
-                env=kept | environment,
-                stdout=log,
-                stderr=log,
-                stdin=stdin,
-            )
+        process = started(arguments, self.folder / f"{name}.log", environment, stdin)
         self._all.append(process)
         return process
 
     # --- what the daemon says ---
 
-    def get(self, part: str) -> list[Any]:
-        answer: list[Any] = self.http.get(f"/api/v1/{part}").json()[part]
-        return answer
-
-    def metric(self, name: str, **labels: str) -> float | None:
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        lines = [
-            line
-            for line in self.http.get("/metrics").text.splitlines()
-            if line.startswith((name + "{", name + " ")) and all(w in line for w in wanted)
-        ]
-        assert len(lines) <= 1, lines
-        return float(lines[0].rpartition(" ")[2]) if lines else None
+    def command(self, *arguments: str) -> str:
+        """Return the output of ``warpwatch`` with these arguments, which asks this daemon."""
+        command = [sys.executable, "-m", "warpwatch_daemon", *arguments]
+        environ = os.environ | {"WARPWATCH_DIR": str(self.run_dir)}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def log(self, name: str) -> str:
         path = self.folder / f"{name}.log"

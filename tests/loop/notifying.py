@@ -5,11 +5,9 @@ fifteenth; detectors and daemons run as ever.
 """
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ from tests.dashboards.monitoring import alertmanager, prometheus
 from tests.dashboards.monitoring.web import Web
 from tests.devices.fakenvml.driver import FakeDriver
 from tests.loop.cluster import LoopCluster
-from tests.loop.node import ROOT, LoopNode, poll
+from tests.loop.node import ROOT, LoopNode, poll, started
 from warpwatch_dashboards import rule_files
 
 SCALE = 15.0
@@ -104,12 +102,8 @@ class Site:
         folders = [str(self.cluster.nodes[node].folder) for node in nodes]
         program = str(Path(__file__).with_name("played_job.py"))
         arguments = [program, job, str(uid), str(self.folder / f"{job}.faults"), *folders]
-        with (self.folder / f"{job}.log").open("ab") as log:
-            environment = os.environ | {"PLAYED_GPUS": ",".join(uuids)}
-            process = subprocess.Popen(
-                [sys.executable, *arguments], cwd=ROOT, env=environment, stdout=log, stderr=log
-            )
-        self._jobs[job] = process
+        environment = {"PLAYED_GPUS": ",".join(uuids)}
+        self._jobs[job] = started(arguments, self.folder / f"{job}.log", environment)
 
     def tell(self, job: str, *faults: str) -> None:
         new = self.folder / f"{job}.new"

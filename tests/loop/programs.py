@@ -15,7 +15,6 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 digest = hashlib.sha256()
 dearest = 0
 monitor = warpwatch.attach(job="seeded")
-step = monitor.step(samples=32)
 for number in range(steps):
     batch = torch.randn(32, 64)
     began = time.thread_time_ns()
@@ -48,6 +47,21 @@ while number != steps:
     number += 1
     if number % 50 == 0:
         print("step", number, flush=True)
+"""
+
+# One rank of the job argv[1] with steps of 50 ms, until the file argv[2] is there. Then it prints
+# how many; with a further argument it fails.
+STEPPING_UNTIL = """
+import os, sys, time, warpwatch
+monitor = warpwatch.attach(job=sys.argv[1])
+steps = 0
+while not os.path.exists(sys.argv[2]):
+    with monitor.step():
+        time.sleep(0.05)
+    steps += 1
+if sys.argv[3:]:
+    raise RuntimeError("as it was asked to")
+print("steps", steps, flush=True)
 """
 
 # One rank of a real training, for ``warpwatch run``; its data takes long while the file argv[1] is

@@ -66,9 +66,6 @@ def test_an_alert_asks_for_the_capture_and_resolves_when_the_fault_ends(running:
     def straggler() -> list[dict[str, str]]:
         return [a for a in manager.active() if a["alertname"] == ALERT]
 
-    def captures() -> list[Any]:
-        return [c for c in node.get("captures") if c["request"]["trigger"] == "alert"]
-
     running.wait_for('warpwatch_steps_total{rank="3"} > 150')
     assert straggler() == []
     running.go_wrong(slow=3)
@@ -76,7 +73,7 @@ def test_an_alert_asks_for_the_capture_and_resolves_when_the_fault_ends(running:
     assert (alert["training_job"], alert["rank"], alert["node"]) == ("llama-7b", "3", DRIVER_NODE)
 
     def ended() -> list[Any]:
-        return [c for c in captures() if c["outcome"] is not None]
+        return [c for c in node.captures(trigger="alert") if c["outcome"] is not None]
 
     (capture,) = poll(ended, "the capture is taken: " + node.log("daemon"))
     assert capture["outcome"] == "complete", capture
@@ -85,4 +82,4 @@ def test_an_alert_asks_for_the_capture_and_resolves_when_the_fault_ends(running:
     running.go_wrong()
     poll(lambda: not straggler(), "the alert is resolved: " + node.log("daemon"))
     # It was sent again and again while it fired; one capture was taken of it.
-    assert len(captures()) == 1
+    assert len(node.captures(trigger="alert")) == 1

@@ -13,7 +13,7 @@ import pytest
 from tests.fleet.bus.server import Fabric, NatsServer
 from tests.loop.cluster import TOKEN, LoopCluster, loop_cluster
 from tests.loop.node import poll
-from tests.loop.over_nodes import NODES, capture_of, only_anomaly, trained
+from tests.loop.over_nodes import capture_of, captured_straggler, only_anomaly, trained
 from tests.loop.trainings import ON_A_BUSY_MACHINE
 from warpwatch_daemon.demo.processes import free_port
 
@@ -49,26 +49,17 @@ def second(cluster: LoopCluster) -> int:
 
 
 def test_two_workers_find_and_capture_a_straggler_and_a_hang(cluster, second):
-    faults = trained(cluster, "slow")
-    (faults / "fault").write_text("slower_forward 4")
-    straggler = only_anomaly(cluster, "straggler")
-    assert (straggler["rank"], straggler["node"]) == (4, "gpu-3")
-    capture = capture_of(cluster, straggler)
-    assert (capture["outcome"], capture["detail"]) == ("complete", ""), cluster.log()
-    ranks = [(one["rank"], one["state"], one["node"]) for one in capture["ranks"]]
-    assert ranks == [(rank, "written", NODES[rank]) for rank in range(6)]
-    (late,) = [one for one in capture["diagnosis"]["findings"] if one["kind"] == "straggler"]
-    assert (late["rank"], late["node"]) == (4, "gpu-3")
-    report = cluster.http.get(f"/api/v1/captures/{capture['id']}/report.html")
-    assert "rank 4 on gpu-3" in report.text
-
+    captured_straggler(cluster)
     processes = {one["rank"]: one for node in cluster.nodes for one in node.get("ranks")}
     os.kill(processes[3]["pid"], signal.SIGSTOP)
     hang = only_anomaly(cluster, "hang")
     assert (hang["rank"], hang["node"]) == (3, "gpu-2")
     capture = capture_of(cluster, hang)
+    assert capture["request"]["kind"] == "stacks"
     states = {one["rank"]: one for one in capture["ranks"]}
     assert [states[rank]["state"] for rank in (0, 1, 2, 4, 5)] == ["written"] * 5, capture
+    said = capture["diagnosis"]["summary"]
+    assert "rank 3 on gpu-2" in said and "stopped" in said, capture
     os.kill(processes[3]["pid"], signal.SIGCONT)
     # Everything was over the bus.
     poll(lambda: cluster.http.get("/readyz").json()["ready"], cluster.log)

@@ -7,19 +7,7 @@ from typing import Any
 from tests.loop import hung_disk
 from tests.loop.hung_disk import small_disk
 from tests.loop.node import LoopNode, loop_node, poll
-from tests.loop.programs import STEPPING
-
-# One rank that steps until the file argv[1] is there, and then fails.
-FAILING = """
-import os, sys, time
-import warpwatch
-
-monitor = warpwatch.attach(job="failing")
-while not os.path.exists(sys.argv[1]):
-    with monitor.step(samples=4):
-        time.sleep(0.02)
-raise RuntimeError("as it was asked to")
-"""
+from tests.loop.programs import STEPPING, STEPPING_UNTIL
 
 
 def test_a_store_without_space_refuses_captures_and_everything_else_goes_on(tmp_path):
@@ -65,16 +53,16 @@ def test_a_store_that_hangs_keeps_no_step_and_no_anomaly_from_being_seen(tmp_pat
     log.parent.mkdir()
     with loop_node(tmp_path, exporters={"jsonl": {"path": str(log)}}) as node:
         node.start_daemon(wait=True, **hung.environment)
-        node.start_rank(0, FAILING, str(fails), world_size=1)
-        poll(lambda: steps_of(node) > 5, "the rank steps")
+        node.start_rank(0, STEPPING_UNTIL, "failing", str(fails), "fails", world_size=1)
+        node.have_trained("failing", 1, 5)
         with hung.hanging():
             asked = node.http.post("/api/v1/captures", json={"job": "failing", "kind": "stacks"})
             assert asked.status_code == 202
             # The log, and one look at the store before the capture's folder is made.
             poll(lambda: {"write", "stat64"} <= hung.waiting_calls(), "both wait for the disk")
             poll(lambda: state_of(node) == "exported", "the rank has answered")
-            seen = steps_of(node)
-            poll(lambda: steps_of(node) > seen + 5, "steps are counted")
+            (seen,) = node.steps("failing")
+            node.have_trained("failing", 1, seen + 5)
             fails.touch()
             poll(lambda: node.get("anomalies"), "the crash is found")
             (found,) = node.get("anomalies")
@@ -84,10 +72,6 @@ def test_a_store_that_hangs_keeps_no_step_and_no_anomaly_from_being_seen(tmp_pat
         assert capture["outcome"] == "complete"
         assert (Path(capture["folder"]) / "capture.json").exists()
         poll(lambda: '"exception"' in log.read_text(), "the log has what came meanwhile")
-
-
-def steps_of(node: LoopNode) -> int:
-    return sum(rank["steps_total"] for rank in node.get("ranks"))
 
 
 def state_of(node: LoopNode) -> Any:

@@ -1,18 +1,15 @@
 """A fleet that is killed again and again: training goes on, and one fault stays one anomaly."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.loop.cluster import LoopCluster, loop_cluster
-from tests.loop.node import poll
-from tests.loop.trainings import ON_A_BUSY_MACHINE, PROGRAM, RANKS
+from tests.loop.node import ApiAnswers, poll
+from tests.loop.over_nodes import is_judged
+from tests.loop.trainings import ON_A_BUSY_MACHINE, RANKS
 
 pytestmark = [pytest.mark.loops, pytest.mark.torch]
 
@@ -30,9 +27,8 @@ def cluster(tmp_path: Path) -> Iterator[LoopCluster]:
         yield cluster
 
 
-def stragglers(of: Any) -> list[str]:
-    found = of.get("anomalies")
-    return [one["id"] for one in found if one["kind"] == "straggler" and not one["end_time"]]
+def stragglers(of: ApiAnswers) -> list[str]:
+    return [one["id"] for one in of.anomalies("straggler") if not one["end_time"]]
 
 
 def kill_in_capture(cluster: LoopCluster, moment: int) -> None:
@@ -55,44 +51,14 @@ def nothing_is_armed(cluster: LoopCluster) -> bool:
     return all(one["outcome"] for node in cluster.nodes for one in node.get("captures"))
 
 
-def losses(text: str) -> dict[int, str]:
+def losses(cluster: LoopCluster, job: str) -> dict[int, str]:
+    text = cluster.nodes[0].log(f"{job}-0")
     return {int(step): loss for step, loss in _LOSS.findall(text)}
 
 
-def losses_alone(folder: Path) -> dict[int, str]:
-    """Return the losses of the same training without Warpwatch."""
-    folder.mkdir()
-    (folder / "fault").write_text("")
-    kept = {name: value for name, value in os.environ.items() if "WARPWATCH" not in name}
-    own = {"WORLD_SIZE": str(RANKS), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    log = folder / "log"
-    with log.open("wb") as output:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(folder)],
-                env=kept | own | {"RANK": str(rank)},
-                stdout=output if rank == 0 else subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            for rank in range(RANKS)
-        ]
-    try:
-        poll(lambda: COMPARED_STEPS in losses(log.read_text()), "the training alone")
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    return losses(log.read_text())
-
-
-def test_ten_kills_of_the_fleet_raise_nothing_twice_and_leave_nothing_armed(cluster, tmp_path):
+def test_ten_kills_of_the_fleet_raise_nothing_twice_and_leave_nothing_armed(cluster):
     faults = cluster.train("train", WARPWATCH_RUN="first")
-
-    def is_known() -> bool:
-        seen = cluster.get("detectors", kind="straggler", job="train")
-        return [[one["answer"] for one in of["readings"]] for of in seen] == [["fine"] * RANKS]
-
-    poll(is_known, cluster.log)
+    is_judged(cluster, "train", RANKS)
     (faults / "fault").write_text("slow_forward 3")
     (found,) = poll(lambda: stragglers(cluster), cluster.log)
     poll(lambda: cluster.get("captures") and nothing_is_armed(cluster), cluster.log)
@@ -114,8 +80,10 @@ def test_ten_kills_of_the_fleet_raise_nothing_twice_and_leave_nothing_armed(clus
     asked = [one["request"]["anomaly_id"] for one in cluster.get("captures")]
     assert asked.count(found) == 1
 
-    told = losses(cluster.nodes[0].log("rank0"))
-    alone = losses_alone(tmp_path / "alone")
+    # The same training without Warpwatch.
+    cluster.train("alone", WARPWATCH="0")
+    poll(lambda: COMPARED_STEPS in losses(cluster, "alone"), "the training alone")
+    told, alone = losses(cluster, "train"), losses(cluster, "alone")
     assert all(told[step] == alone[step] for step in range(10, COMPARED_STEPS + 1, 10))
     ranks = [rank for node in cluster.nodes for rank in node.get("ranks")]
     assert all(rank["status"] == "running" for rank in ranks)

@@ -79,19 +79,11 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
         yield found
 
 
-def stepped(node: LoopNode, ranks: int, steps: int) -> None:
-    def all_have() -> bool:
-        found = node.get("ranks")
-        return len(found) == ranks and all(rank["steps_total"] >= steps for rank in found)
-
-    poll(all_have, "the ranks train: " + node.log("rank0") + node.log("daemon"))
-
-
 def answer(node: LoopNode) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
     """The capture that followed the hang, and the stacks of each rank that brought some."""
 
     def ended() -> Any:
-        found = [c for c in node.get("captures") if c["request"]["anomaly_kind"] == "hang"]
+        found = node.captures(anomaly_kind="hang")
         return found and found[0]["outcome"] and found[0]
 
     capture: dict[str, Any] = poll(ended, "a capture: " + node.log("daemon"))
@@ -151,7 +143,7 @@ def stops_in_a_collective(node: LoopNode) -> None:
     port = str(free_port())
     node.start_rank(0, REDUCING, port)
     peer = node.start_rank(1, REDUCING, port)
-    stepped(node, 2, 30)
+    node.have_trained("hanging", 2, 30)
     os.kill(peer.pid, signal.SIGSTOP)
     capture, stacks = answer(node)
     assert {"MainThread", "resting"} <= names(stacks[0])

@@ -6,14 +6,13 @@ as a step, so that they stand out on a machine that is busy with other work too.
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.loop.cluster import LoopCluster, loop_cluster
-from tests.loop.node import LoopNode, loop_node, poll
+from tests.loop.cluster import loop_cluster
+from tests.loop.node import ApiAnswers, loop_node, poll
 from tests.loop.programs import LOADING, STEPPING
 
 # A busy machine takes its time to begin a step.
@@ -21,18 +20,12 @@ PATIENT = {"arm_timeout_s": 300, "cooldown_s": 0}
 HANG = {"timeout_s": 20, "warmup_timeout_s": 0, "stopped_after_s": 3}
 
 
-def found(site: LoopNode | LoopCluster, kind: str) -> list[Any]:
-    return [one for one in site.get("anomalies") if one["kind"] == kind]
+def diagnosed(site: ApiAnswers, anomaly: Any) -> list[Any]:
+    return [one for one in site.captures(anomaly_id=anomaly["id"]) if one["diagnosis"]]
 
 
-def diagnosed(site: LoopNode | LoopCluster, anomaly: Any) -> list[Any]:
-    captures = site.get("captures")
-    asked = [one for one in captures if one["request"]["anomaly_id"] == anomaly["id"]]
-    return [capture for capture in asked if capture["diagnosis"]]
-
-
-def is_over(site: LoopNode | LoopCluster, kind: str) -> bool:
-    return all(one["end_time"] for one in found(site, kind))
+def is_over(site: ApiAnswers, kind: str) -> bool:
+    return all(one["end_time"] for one in site.anomalies(kind))
 
 
 @pytest.mark.torch
@@ -41,14 +34,13 @@ def test_a_slow_data_loader_is_found_captured_and_diagnosed(tmp_path: Path) -> N
     with loop_node(tmp_path, triggers=PATIENT) as node:
 
         def logs() -> str:
-            return node.log("rank0") + node.log("daemon")
+            return node.log("loading-0") + node.log("daemon")
 
         node.start_daemon()
-        command = ["-m", "warpwatch", "run", "--job", "loading", "--", sys.executable]
-        node.start("rank0", [*command, "-c", LOADING, str(slow)], node.rank_environment(0, 1))
-        poll(lambda: any(rank["steps_total"] > 150 for rank in node.get("ranks")), logs)
+        node.launch("loading", ["-c", LOADING, str(slow)])
+        node.have_trained("loading", 1, 150)
         slow.touch()
-        (stall,) = poll(lambda: found(node, "data_stall"), logs)
+        (stall,) = poll(lambda: node.anomalies("data_stall"), logs)
         assert (stall["job"], stall["severity"]) == ("loading", "warning")
         (capture,) = poll(lambda: diagnosed(node, stall), logs)
         assert (capture["outcome"], capture["ranks"][0]["verified"]) == ("complete", True)
@@ -69,19 +61,14 @@ def test_a_rank_that_stops_is_one_hang_of_a_job_over_two_nodes(tmp_path: Path) -
             node.start_rank(number, STEPPING, "-1", "0.05", WARPWATCH_RUN="first")
             for number, node in enumerate(cluster.nodes)
         ]
-
-        def both_step() -> bool:
-            known = cluster.get("ranks")
-            stepped = [rank["host"] for rank in known if rank["steps_total"] > 50]
-            return stepped == ["gpu-1", "gpu-2"]
-
-        poll(both_step, cluster.log)
+        cluster.have_trained("stepping", 2, 50)
+        assert [rank["host"] for rank in cluster.get("ranks")] == ["gpu-1", "gpu-2"]
         os.kill(ranks[1].pid, signal.SIGSTOP)
-        (hang,) = poll(lambda: found(cluster, "hang"), cluster.log)
+        (hang,) = poll(lambda: cluster.anomalies("hang"), cluster.log)
         assert (hang["rank"], hang["node"], hang["judged_by"]) == (1, "gpu-2", "fleet")
         (capture,) = poll(lambda: diagnosed(cluster, hang), cluster.log)
         assert capture["request"]["kind"] == "stacks"
         assert {one["node"]: one["state"] for one in capture["ranks"]}["gpu-1"] == "written"
-        assert [found(node, "hang") for node in cluster.nodes] == [[], []]
+        assert [node.anomalies("hang") for node in cluster.nodes] == [[], []]
         os.kill(ranks[1].pid, signal.SIGCONT)
         poll(lambda: is_over(cluster, "hang"), cluster.log)

@@ -4,21 +4,20 @@ what could not be done is in status and metrics.
 
 import contextlib
 import os
-import re
 import resource
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tests.loop.cluster import LoopCluster, loop_cluster
 from tests.loop.hung_disk import small_disk
-from tests.loop.node import poll
+from tests.loop.node import ApiAnswers, poll
 from tests.loop.preloaded import ShiftedClock
+from tests.loop.programs import STEPPING_UNTIL
 from warpwatch import protocol
 
 pytestmark = pytest.mark.hostile
@@ -27,24 +26,11 @@ WHO = pytest.mark.parametrize("who", ["agent", "fleet"])
 # Longer than what is retried or given up within seconds; STOPPED_MINUTES=5 by hand.
 FAULT_S = 12.0
 STOPPED_S = 60 * float(os.environ.get("STOPPED_MINUTES", "0.75"))
-# A ring holds the steps that the program below does in this time.
+# A ring holds the steps that the job does in this time.
 RING_S = protocol.RECORD_COUNT * 0.05
 DAY_S = 86400
 # A busy machine slows the steps of a job, which is not tested here.
 DETECTION = {"disabled": ["straggler", "step_regression", "step_drift", "step_spikes", "comm_slow"]}
-# Steps of 50 ms, until a file of its name is there.
-PROGRAM = """
-import os, sys, time, warpwatch
-monitor = warpwatch.attach(job=sys.argv[1])
-steps = 0
-while not os.path.exists(sys.argv[2]):
-    with monitor.step():
-        time.sleep(0.05)
-    steps += 1
-if sys.argv[3:]:
-    raise RuntimeError("as it was asked to")
-print("steps", steps, flush=True)
-"""
 
 
 @pytest.fixture
@@ -59,17 +45,13 @@ def start(cluster: LoopCluster, job: str, *how: str) -> subprocess.Popen[bytes]:
     ranks = [
         node.start(
             f"{job}.log",
-            ["-c", PROGRAM, job, folder, *how],
+            ["-c", STEPPING_UNTIL, job, folder, *how],
             node.rank_environment(number, len(cluster.nodes)) | {"WARPWATCH_RUN": job},
         )
         for number, node in enumerate(cluster.nodes)
     ]
-    poll(lambda: steps(cluster, job) > 5 * len(ranks), cluster.log)
+    cluster.have_trained(job, len(ranks), 5)
     return ranks[0]
-
-
-def steps(cluster: LoopCluster, job: str) -> int:
-    return sum(rank["steps_total"] for rank in cluster.get("ranks", job=job))
 
 
 def process(cluster: LoopCluster, who: str) -> psutil.Process:
@@ -77,19 +59,12 @@ def process(cluster: LoopCluster, who: str) -> psutil.Process:
     return psutil.Process(found.pid)
 
 
-def metrics(cluster: LoopCluster, who: str) -> str:
-    http = cluster.http if who == "fleet" else cluster.nodes[0].http
-    return http.get("/metrics").text
+def api(cluster: LoopCluster, who: str) -> ApiAnswers:
+    return cluster if who == "fleet" else cluster.nodes[0]
 
 
-def value(cluster: LoopCluster, who: str, series: str) -> float:
-    found = re.search(rf"^{re.escape(series)} (\S+)$", metrics(cluster, who), re.MULTILINE)
-    return float(found[1]) if found else 0.0
-
-
-def missing(cluster: LoopCluster, who: str) -> str:
-    http = cluster.http if who == "fleet" else cluster.nodes[0].http
-    return " ".join(http.get("/readyz").json()["missing"])
+def missing(site: ApiAnswers) -> str:
+    return " ".join(site.http.get("/readyz").json()["missing"])
 
 
 def nothing_is_lost(
@@ -103,12 +78,8 @@ def nothing_is_lost(
     assert trains.wait(60) == 0
     node = cluster.nodes[0]
     own = int(node.log(f"{job}.log").split()[-1])
-
-    def agrees(ask: Callable[[str], list[Any]]) -> bool:
-        return [one["steps_total"] for one in ask("ranks") if one["job"] == job] == [own]
-
-    poll(lambda: agrees(node.get), "the agent has counted every step")
-    poll(lambda: agrees(cluster.get), "the fleet has counted every step")
+    poll(lambda: node.steps(job) == [own], "the agent has counted every step")
+    poll(lambda: cluster.steps(job) == [own], "the fleet has counted every step")
     lost = node.metric("warpwatch_records_lost_total", training_job=job)
     assert lost is not None and (lost > 0) == overflows, lost
     found = cluster.get("anomalies") + node.get("anomalies")
@@ -119,21 +90,16 @@ def nothing_is_lost(
 def test_without_descriptors_what_runs_goes_on_and_what_comes_is_seen_later(cluster, who):
     cluster.start()
     trains = start(cluster, "train")
-    found = process(cluster, who)
+    found, site = process(cluster, who), api(cluster, who)
     soft, hard = found.rlimit(resource.RLIMIT_NOFILE)
     found.rlimit(resource.RLIMIT_NOFILE, (3, hard))
-    before = cluster.nodes[0].log("train.log"), steps_of_agent_or_fleet(cluster, who)
+    (before,) = site.steps("train")
     cluster.nodes[0].lets_pass(FAULT_S)
     found.rlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    poll(lambda: steps_of_agent_or_fleet(cluster, who) > before[1] + 100, cluster.log)
+    site.have_trained("train", 1, before + 100)
     other = start(cluster, "later")
     nothing_is_lost(cluster, "train", trains)
     nothing_is_lost(cluster, "later", other)
-
-
-def steps_of_agent_or_fleet(cluster: LoopCluster, who: str) -> int:
-    ranks = cluster.get("ranks") if who == "fleet" else cluster.nodes[0].get("ranks")
-    return sum(rank["steps_total"] for rank in ranks)
 
 
 @WHO
@@ -147,18 +113,20 @@ def test_a_state_that_cannot_be_written_is_said_and_written_later(tmp_path, who,
                 text = cluster.config.read_text()
                 cluster.config.write_text(text.replace(str(tmp_path / "fleet"), str(disk)))
             cluster.start()
+            site = api(cluster, who)
             with broken(disk, fault):
                 crash(cluster, "first")
-                errors = [
-                    f'warpwatch_anomaly_store_errors_total{{operation="{what}"}}'
-                    for what in ("write", "snapshot")
-                ]
-                poll(lambda: sum(value(cluster, who, one) for one in errors) > 0, cluster.log)
-                assert poll(lambda: missing(cluster, who), cluster.log)
+                poll(lambda: any(store_errors(site)), cluster.log)
+                assert poll(lambda: missing(site), cluster.log)
             crash(cluster, "second")
-            poll(lambda: not missing(cluster, who), lambda: missing(cluster, who))
+            poll(lambda: not missing(site), lambda: missing(site))
             found = cluster.get("anomalies")
             assert {one["job"] for one in found} == {"first", "second"}
+
+
+def store_errors(site: ApiAnswers) -> list[float | None]:
+    name = "warpwatch_anomaly_store_errors_total"
+    return [site.metric(name, operation=operation) for operation in ("write", "snapshot")]
 
 
 @contextlib.contextmanager
@@ -183,11 +151,7 @@ def broken(disk: Path, fault: str) -> Iterator[None]:
 def crash(cluster: LoopCluster, job: str) -> None:
     start(cluster, job, "fails")
     (cluster.folder / f"{job}.stop").touch()
-
-    def is_found() -> bool:
-        return any(one["job"] == job for one in cluster.get("anomalies"))
-
-    poll(is_found, cluster.log)
+    poll(lambda: cluster.get("anomalies", job=job), cluster.log)
 
 
 @WHO
@@ -213,6 +177,6 @@ def test_a_clock_that_is_set_by_a_day_finds_nothing_and_loses_nothing(cluster, t
     trains = start(cluster, "train")
     for offset_s in (by_s, 0):
         clock.set(offset_s)
-        before = steps(cluster, "train")
-        poll(lambda before=before: steps(cluster, "train") > before + 100, cluster.log)  # type: ignore[misc]
+        (before,) = cluster.steps("train")
+        cluster.have_trained("train", 1, before + 100)
     nothing_is_lost(cluster, "train", trains)

@@ -80,43 +80,27 @@ class Ends:
         self.node = node
 
     def start(self, job: str, how: str, ranks: int = 1) -> list[subprocess.Popen[bytes]]:
-        command = ["-m", "warpwatch", "run", "--job", job, "--", sys.executable]
-        return [
-            self.node.start(
-                f"{job}-{rank}",
-                [*command, "-c", TRAINING, how],
-                self.node.rank_environment(rank, ranks),
-            )
-            for rank in range(ranks)
-        ]
+        program = ["-c", TRAINING, how]
+        return [self.node.launch(job, program, rank, ranks) for rank in range(ranks)]
 
     def start_torchrun(self, job: str, how: str, *options: str) -> subprocess.Popen[bytes]:
         script = self.node.folder / f"{job}.py"
         script.write_text(TRAINING)
         command = ["-m", "warpwatch", "run", "--job", job, "--", sys.executable, "-m"]
         command += ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
-        environment = self.node.rank_environment(0, 2)
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-            del environment[name]
-        return self.node.start(f"{job}-0", [*command, str(script), how], environment)
+        return self.node.start(job, [*command, str(script), how], self.node.environment)
 
     def start_prompt(self, job: str, *options: str) -> None:
         """A shell that runs the training first."""
-        command = ["-m", "warpwatch", "run", "--job", job, "--", sys.executable, *options]
         script = self.node.folder / f"{job}.py"
         script.write_text(TRAINING.replace("sys.argv[1]", '"is done"'))
-        environment = self.node.rank_environment(0, 1)
-        self.node.start(f"{job}-0", [*command, str(script)], environment, subprocess.PIPE)
+        self.node.launch(job, [*options, str(script)], stdin=subprocess.PIPE)
 
     def statuses(self, job: str) -> list[str]:
         return [rank["status"] for rank in self.node.get("ranks") if rank["job"] == job]
 
     def has_stepped(self, job: str, ranks: int = 1) -> None:
-        def all_have() -> bool:
-            found = [r["steps_total"] >= 40 for r in self.node.get("ranks") if r["job"] == job]
-            return len(found) == ranks and all(found)
-
-        poll(all_have, f"{job} trains: {self.node.log(f'{job}-0')}")
+        self.node.have_trained(job, ranks, 40)
 
     def have_ended(self, *jobs: str) -> None:
         """And who died of what has been judged."""

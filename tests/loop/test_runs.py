@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,14 +33,6 @@ for _ in range(steps):
 """
 
 
-def warpwatch(node: LoopNode, *arguments: str) -> str:
-    command = [sys.executable, "-m", "warpwatch_daemon", *arguments]
-    environ = os.environ | {"WARPWATCH_DIR": str(node.run_dir)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def run(node: LoopNode, name: str, sorts: int, steps: int) -> None:
     node.start_rank(0, PROGRAM, str(sorts), str(steps), world_size=1, WARPWATCH_RUN=name)
 
@@ -52,7 +42,7 @@ def known(node: LoopNode, name: str) -> Any:
 
 
 def captured(node: LoopNode, trigger: str) -> Any:
-    found = [c for c in node.get("captures") if c["request"]["trigger"] == trigger]
+    found = node.captures(trigger=trigger)
     return found[0] if found and found[0]["outcome"] else None
 
 
@@ -75,18 +65,14 @@ def test_a_slower_run_is_found_and_its_phase_and_operator_are_named(node: LoopNo
     node.kill_daemon()
     node.start_daemon()
     run(node, "tuesday", 6, 100_000)
-
-    def raised() -> Any:
-        return [a for a in node.get("anomalies") if a["kind"] == "run_regression"]
-
-    (anomaly,) = poll(raised, node.log("daemon"))
+    (anomaly,) = poll(lambda: node.anomalies("run_regression"), node.log("daemon"))
     assert (anomaly["job"], anomaly["run"], anomaly["rank"]) == ("train", "tuesday", None)
     assert "longer than in the run before" in anomaly["summary"]
     assert anomaly["summary"].endswith("most of it in forward")
-    found = json.loads(warpwatch(node, "runs", "compare", "monday", "train/tuesday", "--json"))
+    found = json.loads(node.command("runs", "compare", "monday", "train/tuesday", "--json"))
     assert (found["grown"], found["differs"]) == ("forward", [])
     assert found["step_ratio"] > 1.1
-    lines = warpwatch(node, "runs").splitlines()
+    lines = node.command("runs").splitlines()
     assert [line.split(":")[0] for line in lines] == ["train/monday", "train/tuesday"]
     capture = poll(lambda: captured(node, "anomaly"), node.log("daemon"))
     assert capture["baseline_id"] == baseline["id"]

@@ -21,10 +21,6 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
         yield node
 
 
-def steps_of(node: LoopNode, job: str) -> list[int]:
-    return [rank["steps_total"] for rank in node.get("ranks") if rank["job"] == job]
-
-
 def uncounted(node: LoopNode) -> float:
     """Steps of the totals that are in no bucket: those before the daemon gave the rank a ring."""
     totals = node.metric("warpwatch_steps_total", **SEEDED_RANK)
@@ -41,7 +37,7 @@ def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node):
     plain = node.start_rank(0, SEEDED, str(steps), world_size=1, WARPWATCH="0")
     node.start_daemon()
     watched = node.start_rank(1, SEEDED, str(steps), world_size=2)
-    poll(lambda: steps_of(node, "seeded"), "the rank reports")
+    poll(lambda: node.steps("seeded"), "the rank reports")
     before_ring = uncounted(node)
     choose = random.Random(20)
     for _ in range(KILLS):
@@ -55,7 +51,7 @@ def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node):
     said, alone = (json.loads(node.log(name).splitlines()[-1]) for name in ("rank1", "rank0"))
     assert said["losses"] == alone["losses"]
     assert said["dearest_ms"] < 5
-    poll(lambda: steps_of(node, "seeded") == [steps], f"{steps} steps are counted")
+    poll(lambda: node.steps("seeded") == [steps], f"{steps} steps are counted")
     assert node.metric("warpwatch_steps_total", **SEEDED_RANK) == steps
     assert node.metric("warpwatch_samples_total", **SEEDED_RANK) == 32 * steps
     # One step may have been between its record and its total when the first page was made.
@@ -66,12 +62,9 @@ def test_the_trainer_may_come_first_and_the_daemon_later(node):
     node.start_rank(0, STEPPING, "-1", "0.01", world_size=1)
     poll(lambda: "step 50" in node.log("rank0"), "the trainer steps")
     node.start_daemon()
-
-    def counted() -> list[int]:
-        """A new ring is there for a moment before its first totals are."""
-        return [steps for steps in steps_of(node, "stepping") if steps]
-
-    (steps,) = poll(counted, "the rank reports")
+    # A new ring is there for a moment before its first totals are.
+    poll(lambda: any(node.steps("stepping")), "the rank reports")
+    (steps,) = node.steps("stepping")
     assert steps >= 50, "the steps before the daemon came are in the totals"
 
 

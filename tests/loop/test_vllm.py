@@ -11,17 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
-from tests.loop.vllm_server import MARKS, Server, run, shim
+from tests.loop.vllm_server import MARKS, Server, model, run, shim
 
 pytestmark = MARKS
+__all__ = ["model"]
 IDLE_S = float(os.environ.get("WARPWATCH_VLLM_IDLE_S", "600"))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    run("model", str(folder), environ={})
-    return str(folder)
 
 
 @pytest.fixture

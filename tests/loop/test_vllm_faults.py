@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
-from tests.loop.vllm_server import MARKS, Server, run
+from tests.loop.vllm_server import MARKS, Server, model
 
 pytestmark = MARKS
+__all__ = ["model"]
 USUAL: dict[str, Any] = {"forward_s": [0.1, 0.1]}
 # Clients, and at most the tokens of their prompts and answers.
 LOAD = (4, 60, 120)
@@ -86,13 +87,6 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    run("model", str(folder), environ={})
-    return str(folder)
-
-
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[LoopNode]:
     config: dict[str, Any] = {
@@ -105,11 +99,6 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
         yield node
 
 
-def has_baseline(node: LoopNode) -> bool:
-    captures = node.get("captures")
-    return any(c["request"]["trigger"] == "baseline" and c["diagnosis"] for c in captures)
-
-
 def is_seen(node: LoopNode, fault: Fault) -> bool:
     """Return whether the detector knows the noise well enough."""
     (detector,) = [one for one in node.get("detectors") if one["kind"] == fault.kind]
@@ -120,13 +109,8 @@ def is_seen(node: LoopNode, fault: Fault) -> bool:
     )
 
 
-def found(node: LoopNode, kind: str) -> list[Any]:
-    return [one for one in node.get("anomalies") if one["kind"] == kind]
-
-
-def captured(node: LoopNode, kind: str) -> list[Any]:
-    captures = node.get("captures")
-    return [c for c in captures if c["request"]["anomaly_kind"] == kind and c["diagnosis"]]
+def diagnosed(node: LoopNode, **request: str) -> list[Any]:
+    return [capture for capture in node.captures(**request) if capture["diagnosis"]]
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -135,13 +119,15 @@ def test_a_fault_is_found_captured_and_explained(node, model, name):
     server = Server(node, model, fault.ranks, *fault.options, faults=USUAL)
     try:
         server.serve(*fault.load)
-        poll(lambda: has_baseline(node), f"a baseline: {node.get('captures')}")
+        poll(lambda: diagnosed(node, trigger="baseline"), f"a baseline: {node.get('captures')}")
         poll(lambda: is_seen(node, fault), f"{fault.kind} sees: {node.get('detectors')}")
-        assert [one["sentence"] for one in found(node, fault.kind)] == []
+        assert [one["sentence"] for one in node.anomalies(fault.kind)] == []
         begun = time.time()
         fault.begin(server)
-        anomaly = poll(lambda: found(node, fault.kind), f"{fault.kind}: {node.get('anomalies')}")[0]
-        diagnosis = poll(lambda: captured(node, fault.kind), "its capture")[0]["diagnosis"]
+        known = f"{fault.kind}: {node.get('anomalies')}"
+        anomaly = poll(lambda: node.anomalies(fault.kind), known)[0]
+        asked = {"anomaly_kind": fault.kind}
+        diagnosis = poll(lambda: diagnosed(node, **asked), "its capture")[0]["diagnosis"]
         seen = {"fault": name, "seconds": round(anomaly["time"] - begun, 1)}
         said = {name: diagnosis[name] for name in ("verdict", "summary")}
         print(json.dumps(seen | {"sentence": anomaly["sentence"]} | said))

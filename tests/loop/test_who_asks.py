@@ -35,11 +35,7 @@ def node() -> Iterator[LoopNode]:
 
 def start_training(node: LoopNode) -> None:
     node.start_rank(0, STEPPING_AS, str(OWNER), world_size=1)
-    poll(lambda: steps(node), "the rank trains")
-
-
-def steps(node: LoopNode) -> Any:
-    return [rank for rank in node.get("ranks") if rank["job"] == JOB and rank["steps_total"]]
+    node.have_trained(JOB, 1, 1)
 
 
 def api_socket(node: LoopNode) -> Path:
@@ -88,7 +84,7 @@ def test_a_stranger_with_a_job_of_the_same_name_does_not_get_it_for_anothers(ope
         node.start_daemon()
         start_training(node)
         node.start_rank(1, STEPPING_AS, str(STRANGER), world_size=2)
-        poll(lambda: len(steps(node)) == 2, "the stranger's rank trains")
+        node.have_trained(JOB, 2, 1)
         asked = STACKS | {"owner": f"uid/{OWNER}"}
         status, text = request(STRANGER, api_socket(node), "/api/v1/captures", asked)
         assert (status, json.loads(text)["error"]["reason"]) == (404, "refused_no_rank")

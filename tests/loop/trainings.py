@@ -1,7 +1,6 @@
 """A job of ``training.py``, with the switch of its faults, and the jobs of ``healthy.py``."""
 
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -36,24 +35,6 @@ NOT_CAPTURED: dict[str, None] = dict.fromkeys(("step_regression", "step_drift"))
 LEAST_RISE = 1.25
 
 
-def start_ranks(
-    node: LoopNode, name: str, program: list[str], ranks: int, environment: dict[str, str]
-) -> list[subprocess.Popen[bytes]]:
-    command = ["-m", "warpwatch", "run", "--job", name, "--", sys.executable, *program]
-    return [
-        node.start(f"{name}/rank{rank}", command, node.rank_environment(rank, ranks) | environment)
-        for rank in range(ranks)
-    ]
-
-
-def have_trained(node: LoopNode, name: str, ranks: int, steps: int) -> None:
-    def all_have() -> bool:
-        known = [r for r in node.get("ranks") if r["job"] == name]
-        return len(known) == ranks and all(r["steps_total"] >= steps for r in known)
-
-    poll(all_have, f"{steps} steps: " + node.log(f"{name}/rank0"))
-
-
 class HealthyJobs:
     def __init__(self, node: LoopNode, **environment: str) -> None:
         self._node = node
@@ -64,14 +45,16 @@ class HealthyJobs:
         for kind, ranks in HEALTHY_RANKS.items():
             (node.folder / kind).mkdir()
             self._start(kind)
-            have_trained(node, kind, ranks, 2)
+            node.have_trained(kind, ranks, 2)
         node.start("neighbour", [str(HEALTHY), "neighbour"], {})
 
     def _start(self, kind: str) -> None:
         environment = {"TORCHELASTIC_RUN_ID": kind} | self._environment
         program = [str(HEALTHY), kind, str(self._node.folder / kind)]
         ranks = HEALTHY_RANKS[kind]
-        self.processes[kind] = start_ranks(self._node, kind, program, ranks, environment)
+        self.processes[kind] = [
+            self._node.launch(kind, program, rank, ranks, environment) for rank in range(ranks)
+        ]
 
     def restart(self) -> None:
         """Once a second: the run that ends, or is ended, begins again."""
@@ -108,7 +91,9 @@ class Job:
         self.folder.mkdir()
         self.go_wrong({})
         program = [str(PROGRAM), str(self.folder)]
-        self.processes = start_ranks(node, name, program, RANKS, environment)
+        self.processes = [
+            node.launch(name, program, rank, RANKS, environment) for rank in range(RANKS)
+        ]
 
     def go_wrong(self, faults: dict[str, tuple[int, ...]]) -> None:
         """These faults in these ranks from now on, and no others."""
@@ -118,11 +103,16 @@ class Job:
         part.replace(self.folder / "fault")
 
     def has_trained(self, steps: int) -> None:
-        have_trained(self.node, self.name, RANKS, steps)
+        self.node.have_trained(self.name, RANKS, steps)
 
     def anomalies(self, kind: str | None = None) -> list[Any]:
-        """Return the anomalies of this kind, or all that count."""
-        return [a for a in all_that_count(self.node) if kind in (None, a["kind"])]
+        """Return the anomalies of this kind, or of all, that a busy machine does not explain."""
+        return [
+            a
+            for a in self.node.get("anomalies")
+            if kind in (None, a["kind"])
+            if a["kind"] not in NOT_CAPTURED or a["value"] >= LEAST_RISE * a["baseline"]
+        ]
 
     def found(self, kind: str) -> Any:
         (anomaly,) = poll(lambda: self.anomalies(kind), f"{kind} is found")
@@ -133,7 +123,7 @@ class Job:
 
     def has_ended(self) -> None:
         def all_have() -> bool:
-            ranks = [r for r in self.node.get("ranks") if r["job"] == self.name]
+            ranks = self.node.get("ranks", job=self.name)
             return not any(r["status"] == "running" for r in ranks)
 
         poll(all_have, f"the end of {self.name}: {self.node.get('ranks')}")
@@ -141,12 +131,3 @@ class Job:
 
     def named(self) -> list[tuple[str, int | None]]:
         return [(a["kind"], a["rank"]) for a in sorted(self.anomalies(), key=lambda a: a["time"])]
-
-
-def all_that_count(node: LoopNode) -> list[Any]:
-    """Return the anomalies that a busy machine does not explain."""
-    return [
-        a
-        for a in node.get("anomalies")
-        if a["kind"] not in NOT_CAPTURED or a["value"] >= LEAST_RISE * a["baseline"]
-    ]

@@ -48,6 +48,13 @@ def run(*arguments: str, environ: dict[str, str]) -> Any:
     return json.loads(done.stdout.splitlines()[-1]) if done.stdout else None
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    run("model", str(folder), environ={})
+    return str(folder)
+
+
 class Server:
     """vLLM's server on the CPU, under the shim. With ``faults`` it has the plug-in of faults."""
 
