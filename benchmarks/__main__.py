@@ -26,6 +26,7 @@ BENCHMARKS = {
     "diagnosis": "diagnosis.measure",
     "fleet": "fleet.measure",
     "bus": "fleet_bus.measure",
+    "large": "fleet_bus.measure_large",
     "merge": "diagnosis.measure_merge",
     "serve": "serve.measure",
 }

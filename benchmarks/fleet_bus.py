@@ -52,6 +52,8 @@ PARTITIONS = 64
 # In this time the loads are measured, and the partitions shared by them.
 SETTLE_S, WATCH_S = 60.0, 60.0
 MAX_EXCESS = 1.15
+# A scrape of all workers renders the series of 10,000 ranks: more would keep them busy.
+POLL_S = 2.0
 MAX_TAKEOVER_S, MAX_JOIN_S = 20.0, 30.0
 SLOW_JOBS, STUCK_JOBS = 40, 10
 # A step takes 10 s, and a hang is certain after 28 of them.
@@ -135,7 +137,7 @@ def measure() -> dict[str, Any]:
         "idle_mib": idle_mib,
         "workers": shared,
         "limits": limits,
-        "large": _large(),
+        "large": measure_large(),
     }
 
 
@@ -144,6 +146,7 @@ def _shared(scale: Scale, count: int) -> dict[str, float]:
     with _workers(count) as workers, running_agents(scale, HEALTHY, workers.port, on_bus=True):
         time.sleep(SETTLE_S)
         used = workers.use()
+        print(f"{count} workers: {used}", file=sys.stderr, flush=True)
         if count == COUNTS[-1]:
             process, _ = workers.running.pop()
             process.kill()
@@ -156,18 +159,21 @@ def _shared(scale: Scale, count: int) -> dict[str, float]:
 
 
 def _seconds_until(done: Callable[[], bool]) -> float:
+    """Return the seconds until it is done, or until it was given up."""
     begun = time.monotonic()
-    wait_until(done, UP_TIMEOUT_S)
+    with contextlib.suppress(TimeoutError):
+        wait_until(done, UP_TIMEOUT_S, POLL_S)
     return round(time.monotonic() - begun, 1)
 
 
-def _large() -> dict[str, Any]:
+def measure_large() -> dict[str, Any]:
     """Measure four workers with many ranks, and what they find in them."""
     scale = QUICK_LARGE if is_quick() else LARGE
     faults = choose_faults(layout(scale), time.time() + HEALTHY_S, SLOW_JOBS, STUCK_JOBS)
     with _workers(COUNTS[-1]) as workers, running_agents(scale, faults, workers.port, on_bus=True):
         time.sleep(max(0.0, faults.at - WATCH_S - time.time()))
         used = workers.use()
+        print(f"many ranks: {used}", file=sys.stderr, flush=True)
         time.sleep(max(0.0, faults.at + FAULTS_S - time.time()))
         anomalies = workers.running[0][1].get("/api/v1/anomalies")["anomalies"]
     slow, hung = delays(anomalies, "straggler", faults), delays(anomalies, "hang", faults)
@@ -201,5 +207,5 @@ def _workers(count: int) -> Iterator[Workers]:
         stack.callback(workers.stop)
         for _ in range(count):
             workers.start()
-        wait_until(workers.have_all, UP_TIMEOUT_S)
+        wait_until(workers.have_all, UP_TIMEOUT_S, POLL_S)
         yield workers

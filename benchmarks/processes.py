@@ -101,14 +101,14 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def wait_until(ready: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+def wait_until(ready: Callable[[], Any], timeout_s: float = 30.0, poll_s: float = 0.1) -> Any:
     """Return the first true result of ``ready``; its errors mean not yet. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(WarpwatchError, OSError):
             if result := ready():
                 return result
-        time.sleep(0.1)
+        time.sleep(poll_s)
     raise TimeoutError(f"not ready within {timeout_s} s")
 
 
