@@ -101,9 +101,10 @@ def test_stacks_are_refused_where_they_crash(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "version_info", (3, 13, 0))
     assert unsafe(asked) == "unsafe_stacks"
     assert unsafe(situation(torch())) is None
-    newer = torch()
-    newer.__version__ = "2.8.0+cpu"
-    assert unsafe(situation(newer, options=("stacks",))) is None
+    for version in ("2.8.0+cpu", "2.10.1", "a nightly build"):
+        newer = torch()
+        newer.__version__ = version
+        assert unsafe(situation(newer, options=("stacks",))) is None
     monkeypatch.setattr(sys, "version_info", (3, 12, 9))
     assert unsafe(asked) is None
 

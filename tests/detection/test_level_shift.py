@@ -94,6 +94,15 @@ def test_short_windows_ask_for_more_deviations_and_little_data_for_more_still():
     assert student(3.2905, 21) == pytest.approx(3.850, abs=0.02)
 
 
+def test_the_limit_is_never_less_than_that_of_independent_samples():
+    sought = LevelShift()
+    for n in range(2000):
+        # The windows do not differ, and neighbours do by 0.1.
+        look(sought, 0.1 * (n % 2))
+    # 0.1 * sqrt(pi) / 2 * 1.27 * sqrt(1 / 140 + 1 / 200)
+    assert sought.deviation(2e-6) == pytest.approx(0.012403 * quantile_of(140, 2e-6), rel=1e-3)
+
+
 def test_the_level_of_a_short_window_ignores_its_slow_half():
     assert level([1.0] * 6 + [9.0] * 6) == 1.0
 

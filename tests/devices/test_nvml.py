@@ -155,7 +155,12 @@ def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source)
     nvml = source.begin(7)
     # One is plugged in.
     nvml.driver.set(gpus=8)
-    source.wait_while(lambda: nvml.up() != ALL, 11)
+    source.wait(7)
+    nvml.hang("nvml", INIT)
+    # It is shut down before: only then does it look for devices again.
+    assert (nvml.calls(INIT), nvml.calls("nvmlShutdown")) == (2, 1)
+    nvml.release(INIT)
+    source.wait_while(lambda: nvml.up() != ALL, 2)
     nvml.driver.set(2, absent=1)
     source.wait_while(lambda: nvml.newest(7).device.index == 7, 13)
     nvml.rounds()
