@@ -29,9 +29,11 @@ def test_what_a_replay_found_is_kept_with_its_end_and_its_last_status() -> None:
     (straggler,) = list(replay.run(slow_rank()))
     assert (straggler.kind, straggler.rank, straggler.end_time) == ("straggler", 1, None)
     assert replay.anomalies[straggler.id].end_time is not None
-    found = {kind: status for kind, status in replay.statuses() if status.answer == "found"}
-    assert found.keys() == {"straggler"}
-    assert (found["straggler"].job, found["straggler"].rank) == ("llama", 1)
+    answers = {(kind, one.job, one.rank): one.answer for kind, one in replay.statuses()}
+    assert [key for key, answer in answers.items() if answer == "found"] == [
+        ("straggler", "llama", 1)
+    ]
+    assert answers["straggler", "llama", 0] == "fine"
 
 
 def test_what_a_cause_explains_is_found_as_suppressed() -> None:

@@ -250,6 +250,11 @@ def test_a_backlog_of_messages_delays_no_renewal_and_no_reader():
     assert uncertain == []
 
 
+def test_a_large_batch_is_published_in_full_portions():
+    lines = [b"a" * 6, b"b" * 4, b"c", b"d" * 9, b"e" * 11, b"f"]
+    assert [*said.portions(lines, 10)] == [b"aaaaaabbbb", b"cddddddddd", b"e" * 11, b"f"]
+
+
 @on_the_bus
 async def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(play: Play) -> None:
     bus = play.agents[0].bus
