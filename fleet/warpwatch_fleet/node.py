@@ -137,17 +137,22 @@ class Node:
             skew_s = now - decoded.time
             if self._skew_s is None or abs(skew_s - self._skew_s) > LEAST_SKEW_S:
                 self._skew_s = skew_s
-        if self._is_named and self._skew_s is not None:
-            while self._waiting:
-                one = self._waiting.popleft()
-                yield from self._apply(self._decoded(one), len(one), now)
+        is_ready = self._is_named and self._skew_s is not None
+        if is_ready and not self._waiting:
             yield from self._apply(decoded, len(line), now)
         elif decoded is not None:
-            self._waiting_bytes += len(line)
-            self._waiting.append(line)
-            while self._waiting_bytes > MAX_EARLY_BYTES:
-                self._waiting_bytes -= len(self._waiting.popleft())
-                self.lost += 1
+            self._wait(line)
+        while is_ready and self._waiting:
+            # The agent's version, which decides what is new to us, may be in a line before.
+            one = self._waiting.popleft()
+            yield from self._apply(self._decoded(one), len(one), now)
+
+    def _wait(self, line: bytes) -> None:
+        self._waiting_bytes += len(line)
+        self._waiting.append(line)
+        while self._waiting_bytes > MAX_EARLY_BYTES:
+            self._waiting_bytes -= len(self._waiting.popleft())
+            self.lost += 1
 
     def _decoded(self, line: bytes) -> Record | StreamLine | None:
         """Return what the line says, or None, counted, for one that is not to be used."""

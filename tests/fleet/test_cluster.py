@@ -345,7 +345,7 @@ def test_too_many_ranks_and_a_record_as_long_as_a_book_are_refused_and_the_agent
 def test_what_comes_before_an_agent_has_told_its_time_is_bounded(monkeypatch):
     cluster = TestCluster(TestNode("gpu-1"))
     lines = [encode_line(seen(rank, world=99)) or b"" for rank in range(10, 99)]
-    monkeypatch.setattr("warpwatch_fleet.node.MAX_EARLY_BYTES", 3 * len(lines[0]) + 1)
+    monkeypatch.setattr("warpwatch_fleet.node.MAX_EARLY_BYTES", 4 * len(lines[0]) + 1)
     cluster.cluster.feed("gpu-1:9400", lines, cluster.now)
     assert cluster.cluster.jobs == {}
     cluster.hear()
