@@ -279,7 +279,8 @@ def test_shares_of_processes_go_on_after_the_clock_was_set_back() -> None:
     clock = ManualClock(wall=10_000.0)
     use = ProcessUse(clock.wall)
     old = (7, 10_000_000_000, 80, 0, 0, 0)
-    assert use.shares([old]) == {7: 0.8}
+    # More than all of a device is no share.
+    assert use.shares([old, (8, 10_000_000_000, 101, 0, 0, 0)]) == {7: 0.8}
     clock.set_wall(10_000.0 - 3600)
     assert use.shares([old, (7, 6_400_000_000, 20, 0, 0, 0)]) == {7: 0.2}
 

@@ -49,6 +49,12 @@ def without(category: str) -> dict[str, Any]:
     return content
 
 
+def test_a_file_that_cannot_be_opened_is_an_error_only_when_it_is_read(tmp_path):
+    opened = confinement.OpenedFile(tmp_path)
+    with pytest.raises(IsADirectoryError):
+        opened.open("rb")
+
+
 # Without steps, and without its rank.
 BARE = without("user_annotation") | {"warpwatch": {}}
 

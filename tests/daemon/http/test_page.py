@@ -17,6 +17,7 @@ from warpwatch_runtime.quantities import ago, gibibytes, rate, seconds, text
 from warpwatch_serving.page.captures import outcome, price
 from warpwatch_serving.page.charts import ceiling_s, phase_shares, plots, step_chart
 from warpwatch_serving.page.findings import headline
+from warpwatch_serving.page.jobs import RankedJob, cards
 from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.samples import SourceHealth
@@ -137,6 +138,11 @@ def test_a_thousand_ranks_and_many_anomalies_stay_one_short_page(client, agent, 
     listed = capsys.readouterr().out
     assert "    and 3 more ranks in trouble: --ranks" in listed
     assert listed.count("    rank ") == 5
+
+
+def test_jobs_without_ranks_are_a_few_cards_too(agent):
+    many = [RankedJob(agent.now.jobs[0], (), (), "", is_slow=False)] * 20
+    assert len(cards(many)) == 8
 
 
 def test_the_browser_may_run_exactly_what_the_policy_names(client):

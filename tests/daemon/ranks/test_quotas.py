@@ -188,6 +188,17 @@ def test_a_folder_in_which_names_alone_can_be_seen_ends_no_count(open_path):
     assert (count.by_owner["pod"].files, count.by_owner["pod"].is_hidden) == (6, True)
 
 
+@only_root
+def test_a_link_is_its_own_user_s_not_that_of_its_target(tmp_path):
+    fill(tmp_path, "theirs", uid=USER)
+    folder = tmp_path / "inbox"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path / "theirs")
+    count = Count(None)
+    count.add(Directory(folder), 100)
+    assert {owner: usage.files for owner, usage in count.by_owner.items()} == {OWN: 1}
+
+
 DEPTH = 1100
 OWN = os.getuid()
 

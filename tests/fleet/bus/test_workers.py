@@ -21,6 +21,7 @@ from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError, BusLinks
 from warpwatch_fleet.bus.partition import target_of
 from warpwatch_fleet.bus.sharing import RENEW_INTERVAL_S, Greeting, PartitionLeases, Shares
+from warpwatch_fleet.bus.streams import LEASES
 from warpwatch_fleet.bus.worker import BusSource
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
@@ -248,6 +249,17 @@ def test_a_backlog_of_messages_delays_no_renewal_and_no_reader():
 
     asyncio.run(test())
     assert uncertain == []
+
+
+@on_the_bus
+async def test_a_lease_that_has_expired_is_renewed_while_no_other_has_it(play: Play) -> None:
+    bucket = await play.agents[0].bus.bucket(LEASES)
+    leases = PartitionLeases(bucket, "a")
+    assert await leases.acquire(7)
+    _, revision = await bucket.get("p.7") or (b"", 0)
+    await bucket.remove("p.7", revision)
+    assert await leases.renew(7) and leases.is_certain(7)
+    assert not await PartitionLeases(bucket, "b").acquire(7)
 
 
 def test_a_large_batch_is_published_in_full_portions():
