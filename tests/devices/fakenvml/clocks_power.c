@@ -17,24 +17,6 @@ nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *power)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *energy)
-{
-    ENTER(device, nvmlDeviceGetTotalEnergyConsumption);
-    NEEDS(energy);
-    WHOLE_GPU;
-    *energy = (unsigned long long)(1000 * move(call.gpu, call.row).energy_j);
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetPowerManagementMode(nvmlDevice_t device, nvmlEnableState_t *mode)
-{
-    ENTER(device, nvmlDeviceGetPowerManagementMode);
-    NEEDS(mode);
-    WHOLE_GPU;
-    *mode = NVML_FEATURE_ENABLED;
-    return NVML_SUCCESS;
-}
-
 nvmlReturn_t nvmlDeviceGetPowerManagementLimit(nvmlDevice_t device, unsigned int *limit)
 {
     ENTER(device, nvmlDeviceGetPowerManagementLimit);
@@ -91,11 +73,6 @@ static unsigned max_clock_mhz(const call_t *call, nvmlClockType_t type)
                                       : call->profile->clock_max;
 }
 
-static unsigned application_clock_mhz(const call_t *call, nvmlClockType_t type)
-{
-    return type == NVML_CLOCK_MEM ? call->profile->clock_memory : call->profile->clock_application;
-}
-
 nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
 {
     ENTER(device, nvmlDeviceGetClockInfo);
@@ -115,52 +92,6 @@ nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, nvmlClockType_t type,
-                                            unsigned int *clock)
-{
-    ENTER(device, nvmlDeviceGetApplicationsClock);
-    NEEDS(clock && type < NVML_CLOCK_COUNT);
-    SUPPORTED(call.profile->application_clocks && type != NVML_CLOCK_VIDEO);
-    WHOLE_GPU;
-    *clock = application_clock_mhz(&call, type);
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetDefaultApplicationsClock(nvmlDevice_t device, nvmlClockType_t type,
-                                                   unsigned int *clock)
-{
-    ENTER(device, nvmlDeviceGetDefaultApplicationsClock);
-    NEEDS(clock && type < NVML_CLOCK_COUNT);
-    SUPPORTED(call.profile->application_clocks && type != NVML_CLOCK_VIDEO);
-    WHOLE_GPU;
-    *clock = application_clock_mhz(&call, type);
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, nvmlClockType_t type, nvmlClockId_t id,
-                                unsigned int *clock)
-{
-    ENTER(device, nvmlDeviceGetClock);
-    NEEDS(clock && type < NVML_CLOCK_COUNT && id < NVML_CLOCK_ID_COUNT);
-    WHOLE_GPU;
-    SUPPORTED(id == NVML_CLOCK_ID_CURRENT || call.profile->application_clocks);
-    *clock = id == NVML_CLOCK_ID_CURRENT              ? clock_mhz(&call, type)
-             : id == NVML_CLOCK_ID_CUSTOMER_BOOST_MAX ? max_clock_mhz(&call, type)
-                                                      : application_clock_mhz(&call, type);
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetMaxCustomerBoostClock(nvmlDevice_t device, nvmlClockType_t type,
-                                                unsigned int *clock)
-{
-    ENTER(device, nvmlDeviceGetMaxCustomerBoostClock);
-    NEEDS(clock && type < NVML_CLOCK_COUNT);
-    SUPPORTED(call.profile->application_clocks);
-    WHOLE_GPU;
-    *clock = max_clock_mhz(&call, type);
-    return NVML_SUCCESS;
-}
-
 static nvmlReturn_t performance_state(const call_t *call, nvmlPstates_t *state)
 {
     NEEDS(state);
@@ -172,12 +103,6 @@ static nvmlReturn_t performance_state(const call_t *call, nvmlPstates_t *state)
 nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, nvmlPstates_t *state)
 {
     ENTER(device, nvmlDeviceGetPerformanceState);
-    return performance_state(&call, state);
-}
-
-nvmlReturn_t nvmlDeviceGetPowerState(nvmlDevice_t device, nvmlPstates_t *state)
-{
-    ENTER(device, nvmlDeviceGetPowerState);
     return performance_state(&call, state);
 }
 
@@ -199,40 +124,5 @@ nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device,
     NEEDS(reasons);
     WHOLE_GPU;
     *reasons = event_reasons(call.row, monotonic_s());
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetSupportedClocksEventReasons(nvmlDevice_t device,
-                                                      unsigned long long *reasons)
-{
-    ENTER(device, nvmlDeviceGetSupportedClocksEventReasons);
-    NEEDS(reasons);
-    WHOLE_GPU;
-    *reasons = 0x1FF;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device,
-                                                         unsigned long long *reasons)
-{
-    ENTER(device, nvmlDeviceGetSupportedClocksThrottleReasons);
-    NEEDS(reasons);
-    WHOLE_GPU;
-    *reasons = 0x1FF;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, nvmlPerfPolicyType_t policy,
-                                          nvmlViolationTime_t *time)
-{
-    static const int bits[] = {2, 6, 4};
-    ENTER(device, nvmlDeviceGetViolationStatus);
-    NEEDS(time && policy < NVML_PERF_POLICY_COUNT);
-    WHOLE_GPU;
-    SUPPORTED(call.profile->event_counters || policy == NVML_PERF_POLICY_POWER);
-    motion_t motion = move(call.gpu, call.row);
-    time->referenceTime = wall_us(motion.at_s);
-    time->violationTime =
-        policy < 3 ? (unsigned long long)(motion.reason_s[bits[policy]] * 1e9) : 0;
     return NVML_SUCCESS;
 }

@@ -26,14 +26,6 @@ nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int len
     return write_text(name, length, text);
 }
 
-nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandType_t *brand)
-{
-    ENTER(device, nvmlDeviceGetBrand);
-    NEEDS(brand);
-    *brand = call.profile->brand;
-    return NVML_SUCCESS;
-}
-
 nvmlReturn_t nvmlDeviceGetVbiosVersion(nvmlDevice_t device, char *version, unsigned int length)
 {
     ENTER(device, nvmlDeviceGetVbiosVersion);
@@ -49,13 +41,6 @@ nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned int
     SUPPORTED(call.profile->serial_prefix);
     snprintf(text, sizeof text, "%s%04u", call.profile->serial_prefix, call.gpu);
     return write_text(serial, length, text);
-}
-
-nvmlReturn_t nvmlDeviceGetBoardPartNumber(nvmlDevice_t device, char *number, unsigned int length)
-{
-    ENTER(device, nvmlDeviceGetBoardPartNumber);
-    SUPPORTED(call.profile->board_part);
-    return write_text(number, length, call.profile->board_part);
 }
 
 nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, nvmlDeviceArchitecture_t *architecture)
@@ -97,38 +82,6 @@ nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
     NEEDS(minor);
     WHOLE_GPU;
     *minor = call.gpu;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetBoardId(nvmlDevice_t device, unsigned int *id)
-{
-    ENTER(device, nvmlDeviceGetBoardId);
-    NEEDS(id);
-    *id = (0x18 + call.gpu) << 8;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetMultiGpuBoard(nvmlDevice_t device, unsigned int *many)
-{
-    ENTER(device, nvmlDeviceGetMultiGpuBoard);
-    NEEDS(many);
-    *many = 0;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned int *cores)
-{
-    ENTER(device, nvmlDeviceGetNumGpuCores);
-    NEEDS(cores);
-    *cores = call.profile->cores;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetMemoryBusWidth(nvmlDevice_t device, unsigned int *bits)
-{
-    ENTER(device, nvmlDeviceGetMemoryBusWidth);
-    NEEDS(bits);
-    *bits = call.profile->bus_width;
     return NVML_SUCCESS;
 }
 
@@ -182,23 +135,4 @@ nvmlReturn_t nvmlDeviceGetDriverModel_v2(nvmlDevice_t device, nvmlDriverModel_t 
     ENTER(device, nvmlDeviceGetDriverModel_v2);
     (void)current, (void)pending;
     return NVML_ERROR_NOT_SUPPORTED;
-}
-
-nvmlReturn_t nvmlDeviceGetModuleId(nvmlDevice_t device, unsigned int *id)
-{
-    ENTER(device, nvmlDeviceGetModuleId);
-    NEEDS(id);
-    WHOLE_GPU;
-    SUPPORTED(call.profile->nvlinks);
-    *id = call.gpu + 1;
-    return NVML_SUCCESS;
-}
-
-/* The firmware of the GPU's own processor has the driver's version. Turing and newer run it. */
-nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *version)
-{
-    ENTER(device, nvmlDeviceGetGspFirmwareVersion);
-    WHOLE_GPU;
-    SUPPORTED(call.profile->architecture >= NVML_DEVICE_ARCH_TURING);
-    return write_text(version, NVML_GSP_FIRMWARE_VERSION_BUF_SIZE, call.control->driver_version);
 }

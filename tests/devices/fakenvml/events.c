@@ -156,11 +156,6 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsi
     return code;
 }
 
-nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
-{
-    return nvmlEventSetWait_v2(set, data, timeout_ms);
-}
-
 nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
 {
     const control_t *now;

@@ -51,18 +51,17 @@ typedef struct {
 } mig_profile_t;
 
 typedef struct {
-    const char *key, *name, *vbios, *board_part, *serial_prefix;
-    nvmlBrandType_t brand;
+    const char *key, *name, *vbios, *serial_prefix;
     unsigned architecture, cc_major, cc_minor, pci_device, pci_subsystem;
-    unsigned memory_mib, reserved_mib, used_mib, bar1_mib, multiprocessors, cores, bus_width;
-    unsigned clock_max, clock_busy, clock_idle, clock_application, clock_memory, clock_video_max;
+    unsigned memory_mib, reserved_mib, used_mib, bar1_mib, multiprocessors;
+    unsigned clock_max, clock_busy, clock_idle, clock_memory, clock_video_max;
     unsigned idle_w, full_w, limit_w, min_limit_w, max_limit_w;
     unsigned shutdown_c, slowdown_c, memory_max_c, gpu_max_c; /* 0: not reported */
     int shutdown_tlimit, slowdown_tlimit, memory_max_tlimit, gpu_max_tlimit;
     unsigned fans, pcie_generation, pcie_width;
     unsigned nvlinks, nvlink_version, nvlink_mbps;
     unsigned row_banks; /* 0: no row remapping */
-    bool application_clocks, memory_temperature, t_limit, power_average, power_instant;
+    bool memory_temperature, t_limit, power_average, power_instant;
     bool ecc, ecc_on, retired_pages, event_counters, pcie_counters, jpeg_ofa, gpm, recovery_action;
     bool nvlink_dl_errors, nvlink_counts, nvswitch, fabric;
     mig_profile_t mig[MAX_MIG_PROFILES];

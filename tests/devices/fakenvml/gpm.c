@@ -31,15 +31,6 @@ nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *su
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlGpmQueryIfStreamingEnabled(nvmlDevice_t device, unsigned int *state)
-{
-    ENTER(device, nvmlGpmQueryIfStreamingEnabled);
-    NEEDS(state);
-    SUPPORTED(call.profile->gpm);
-    *state = FLAG(gpm_streaming);
-    return NVML_SUCCESS;
-}
-
 nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample)
 {
     const control_t *now;

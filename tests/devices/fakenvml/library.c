@@ -183,8 +183,6 @@ static nvmlReturn_t initialise(function_t function)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlInit_v2(void) { return initialise(F_nvmlInit_v2); }
-
 nvmlReturn_t nvmlInit(void) { return initialise(F_nvmlInit); }
 
 nvmlReturn_t nvmlInitWithFlags(unsigned int flags)

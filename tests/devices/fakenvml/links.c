@@ -2,9 +2,7 @@
 #include "fakenvml.h"
 #include "newer.h"
 
-#include <unistd.h>
-
-enum { FIRST_BUS = 0x18, SWITCH_BUS = 0x80 };
+enum { FIRST_BUS = 0x18 };
 
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
@@ -19,11 +17,6 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci)
-{
-    return nvmlDeviceGetPciInfo_v3(device, pci);
-}
-
 nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t device, unsigned int *generation)
 {
     ENTER(device, nvmlDeviceGetCurrPcieLinkGeneration);
@@ -36,15 +29,6 @@ nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t device, unsigned i
 nvmlReturn_t nvmlDeviceGetMaxPcieLinkGeneration(nvmlDevice_t device, unsigned int *generation)
 {
     ENTER(device, nvmlDeviceGetMaxPcieLinkGeneration);
-    NEEDS(generation);
-    WHOLE_GPU;
-    *generation = call.profile->pcie_generation;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetGpuMaxPcieLinkGeneration(nvmlDevice_t device, unsigned int *generation)
-{
-    ENTER(device, nvmlDeviceGetGpuMaxPcieLinkGeneration);
     NEEDS(generation);
     WHOLE_GPU;
     *generation = call.profile->pcie_generation;
@@ -66,15 +50,6 @@ nvmlReturn_t nvmlDeviceGetMaxPcieLinkWidth(nvmlDevice_t device, unsigned int *wi
     NEEDS(width);
     WHOLE_GPU;
     *width = call.profile->pcie_width;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetPcieReplayCounter(nvmlDevice_t device, unsigned int *replays)
-{
-    ENTER(device, nvmlDeviceGetPcieReplayCounter);
-    NEEDS(replays);
-    WHOLE_GPU;
-    *replays = FLAG(sentinels) ? ~0U : (unsigned)GET(pcie_replays, 0);
     return NVML_SUCCESS;
 }
 
@@ -116,67 +91,6 @@ nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link,
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link,
-                                        unsigned int *version)
-{
-    ENTER(device, nvmlDeviceGetNvLinkVersion);
-    NEEDS(version);
-    HAS_LINK(link);
-    *version = call.profile->nvlink_version;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int link,
-                                           nvmlNvLinkCapability_t capability, unsigned int *value)
-{
-    ENTER(device, nvmlDeviceGetNvLinkCapability);
-    NEEDS(value && capability < NVML_NVLINK_CAP_COUNT);
-    HAS_LINK(link);
-    *value = capability != NVML_NVLINK_CAP_SLI_BRIDGE;
-    return NVML_SUCCESS;
-}
-
-/* The other end: a switch where there is one, else the neighbouring GPUs in turn. */
-nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link,
-                                                 nvmlPciInfo_t *pci)
-{
-    ENTER(device, nvmlDeviceGetNvLinkRemotePciInfo_v2);
-    NEEDS(pci);
-    HAS_LINK(link);
-    REFUSE_IF(!link_active(&call, link), NVML_ERROR_INVALID_ARGUMENT);
-    unsigned peer = call.gpu ^ (1 + link % 7);
-    *pci = (nvmlPciInfo_t){.pciDeviceId = call.profile->pci_device};
-    pci->bus = call.profile->nvswitch ? SWITCH_BUS + link % 4 : FIRST_BUS + peer;
-    snprintf(pci->busId, sizeof pci->busId, NVML_DEVICE_PCI_BUS_ID_FMT,
-             NVML_DEVICE_PCI_BUS_ID_FMT_ARGS(pci));
-    snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:%02X:00.0", pci->bus & 0xFF);
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link,
-                                                 nvmlIntNvLinkDeviceType_t *type)
-{
-    ENTER(device, nvmlDeviceGetNvLinkRemoteDeviceType);
-    NEEDS(type);
-    HAS_LINK(link);
-    *type = !link_active(&call, link) ? NVML_NVLINK_DEVICE_TYPE_UNKNOWN
-            : call.profile->nvswitch  ? NVML_NVLINK_DEVICE_TYPE_SWITCH
-                                      : NVML_NVLINK_DEVICE_TYPE_GPU;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int link,
-                                             nvmlNvLinkErrorCounter_t counter,
-                                             unsigned long long *value)
-{
-    ENTER(device, nvmlDeviceGetNvLinkErrorCounter);
-    NEEDS(value && counter < NVML_NVLINK_ERROR_COUNT);
-    HAS_LINK(link);
-    SUPPORTED(call.profile->nvlink_dl_errors);
-    *value = link_active(&call, link) ? (unsigned long long)GET(nvlink_errors, 0) : 0;
-    return NVML_SUCCESS;
-}
-
 /* Version 3 begins as version 2 does. */
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *info)
 {
@@ -197,32 +111,6 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV
     return NVML_SUCCESS;
 }
 
-/* topology: two sockets with half of the GPUs each, two GPUs behind each switch */
-
-static unsigned numa_node(unsigned gpu, const control_t *now)
-{
-    return gpu >= (now->count + 1) / 2;
-}
-
-static nvmlGpuTopologyLevel_t ancestor(unsigned one, unsigned other, const control_t *now)
-{
-    if (one == other)
-        return NVML_TOPOLOGY_INTERNAL;
-    if (numa_node(one, now) != numa_node(other, now))
-        return NVML_TOPOLOGY_SYSTEM;
-    return one / 2 == other / 2 ? NVML_TOPOLOGY_SINGLE : NVML_TOPOLOGY_NODE;
-}
-
-nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device, nvmlDevice_t other,
-                                                 nvmlGpuTopologyLevel_t *level)
-{
-    call_t peer;
-    ENTER(device, nvmlDeviceGetTopologyCommonAncestor);
-    NEEDS(level && on_gpu(&peer, other));
-    *level = ancestor(call.gpu, peer.gpu, call.control);
-    return NVML_SUCCESS;
-}
-
 nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other,
                                     nvmlGpuP2PCapsIndex_t capability, nvmlGpuP2PStatus_t *status)
 {
@@ -230,25 +118,5 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other,
     ENTER(device, nvmlDeviceGetP2PStatus);
     NEEDS(status && capability < NVML_P2P_CAPS_INDEX_UNKNOWN && on_gpu(&peer, other));
     *status = call.profile->nvlinks ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned int *node)
-{
-    ENTER(device, nvmlDeviceGetNumaNodeId);
-    NEEDS(node);
-    *node = numa_node(call.gpu, call.control);
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int size, unsigned long *set)
-{
-    long cpus = sysconf(_SC_NPROCESSORS_CONF), bits = 8 * (long)sizeof *set;
-    ENTER(device, nvmlDeviceGetCpuAffinity);
-    NEEDS(set && size);
-    memset(set, 0, size * sizeof *set);
-    for (long cpu = 0; cpu < cpus && cpu / bits < (long)size; cpu++)
-        if (cpus == 1 || (cpu >= cpus / 2) == (long)numa_node(call.gpu, call.control))
-            set[cpu / bits] |= 1UL << cpu % bits;
     return NVML_SUCCESS;
 }

@@ -20,16 +20,6 @@ nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *curren
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetDefaultEccMode(nvmlDevice_t device, nvmlEnableState_t *mode)
-{
-    ENTER(device, nvmlDeviceGetDefaultEccMode);
-    NEEDS(mode);
-    WHOLE_GPU;
-    SUPPORTED(call.profile->ecc);
-    *mode = call.profile->ecc_on;
-    return NVML_SUCCESS;
-}
-
 static unsigned long long in_dram(const call_t *call, nvmlMemoryErrorType_t type,
                                   nvmlEccCounterType_t counter)
 {
@@ -73,35 +63,6 @@ nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErro
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_t *status)
-{
-    ENTER(device, nvmlDeviceGetSramEccErrorStatus);
-    NEEDS(status);
-    VERSION(status, nvmlEccSramErrorStatus_v1);
-    WHOLE_GPU;
-    SUPPORTED(ecc_is_on(&call) && call.profile->row_banks);
-    *status = (nvmlEccSramErrorStatus_t){.version = nvmlEccSramErrorStatus_v1};
-    status->volatileUncSecDed = in_sram(&call, NVML_MEMORY_ERROR_TYPE_UNCORRECTED);
-    status->aggregateUncSecDed = status->aggregateUncBucketL2 = status->volatileUncSecDed;
-    status->bThresholdExceeded = FLAG(sram_threshold_exceeded);
-    return NVML_SUCCESS;
-}
-
-/* Not while MIG instances exist. */
-nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correctable,
-                                       unsigned int *uncorrectable, unsigned int *pending,
-                                       unsigned int *failure)
-{
-    ENTER(device, nvmlDeviceGetRemappedRows);
-    NEEDS(correctable && uncorrectable && pending && failure);
-    SUPPORTED(call.profile->row_banks && call.row->mig_count == 0);
-    *correctable = (unsigned)GET(remapped_correctable, 0);
-    *uncorrectable = (unsigned)GET(remapped_uncorrectable, 0);
-    *pending = FLAG(remap_pending);
-    *failure = FLAG(remap_failure);
-    return NVML_SUCCESS;
-}
-
 nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device,
                                                nvmlRowRemapperHistogramValues_t *values)
 {
@@ -112,47 +73,5 @@ nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device,
     unsigned none = FLAG(remap_failure) ? 1 : 0;
     *values = (nvmlRowRemapperHistogramValues_t){
         .max = call.profile->row_banks - used - none, .high = used, .none = none};
-    return NVML_SUCCESS;
-}
-
-static nvmlReturn_t retired(const call_t *call, nvmlPageRetirementCause_t cause, unsigned *count,
-                            unsigned long long *addresses, unsigned long long *times)
-{
-    NEEDS(count && cause < NVML_PAGE_RETIREMENT_CAUSE_COUNT);
-    SUPPORTED(call->profile->retired_pages);
-    bool single = cause == NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS;
-    unsigned room = *count;
-    *count =
-        (unsigned)call->row->settings[single ? SET_retired_single_bit : SET_retired_double_bit];
-    REFUSE_IF(*count > (addresses ? room : 0), NVML_ERROR_INSUFFICIENT_SIZE);
-    for (unsigned i = 0; i < *count; i++) {
-        addresses[i] = 0x1000ULL * (2 * i + 1 + single);
-        if (times)
-            times[i] = wall_us(0) + i * 1000000ULL;
-    }
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCause_t cause,
-                                       unsigned int *count, unsigned long long *addresses)
-{
-    ENTER(device, nvmlDeviceGetRetiredPages);
-    return retired(&call, cause, count, addresses, NULL);
-}
-
-nvmlReturn_t nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, nvmlPageRetirementCause_t cause,
-                                          unsigned int *count, unsigned long long *addresses,
-                                          unsigned long long *times)
-{
-    ENTER(device, nvmlDeviceGetRetiredPages_v2);
-    return retired(&call, cause, count, addresses, times);
-}
-
-nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, nvmlEnableState_t *pending)
-{
-    ENTER(device, nvmlDeviceGetRetiredPagesPendingStatus);
-    NEEDS(pending);
-    SUPPORTED(call.profile->retired_pages);
-    *pending = FLAG(retired_pending);
     return NVML_SUCCESS;
 }

@@ -106,29 +106,3 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
                                              .decUtil = (unsigned)sample.decoder / *count};
     return NVML_SUCCESS;
 }
-
-nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
-                                                   nvmlProcessesUtilizationInfo_t *info)
-{
-    process_t found[MAX_PROCESSES];
-    sensor_sample_t sample;
-    ENTER(device, nvmlDeviceGetProcessesUtilizationInfo);
-    NEEDS(info);
-    VERSION(info, nvmlProcessesUtilizationInfo_v1);
-    SUPPORTED(!call.row->mig_mode);
-    unsigned room = info->procUtilArray ? info->processSamplesCount : 0;
-    unsigned count = info->processSamplesCount = list_processes(&call, 0, found);
-    REFUSE_IF(count == 0 || !newest(&call, info->lastSeenTimeStamp, &sample), NVML_ERROR_NOT_FOUND);
-    REFUSE_IF(room < count, NVML_ERROR_INSUFFICIENT_SIZE);
-    for (unsigned i = 0; i < count; i++)
-        info->procUtilArray[i] =
-            (nvmlProcessUtilizationInfo_v1_t){.timeStamp = sample.timestamp_us,
-                                              .pid = found[i].pid,
-                                              .smUtil = (unsigned)sample.gpu / count,
-                                              .memUtil = (unsigned)sample.memory / count,
-                                              .encUtil = (unsigned)sample.encoder / count,
-                                              .decUtil = (unsigned)sample.decoder / count,
-                                              .jpgUtil = (unsigned)sample.jpeg / count,
-                                              .ofaUtil = (unsigned)sample.ofa / count};
-    return NVML_SUCCESS;
-}

@@ -31,43 +31,6 @@ nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
-{
-    ENTER_LIBRARY(nvmlSystemGetCudaDriverVersion_v2);
-    NEEDS(version);
-    *version = 13000;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length)
-{
-    char path[32], text[256] = "";
-    ENTER_LIBRARY(nvmlSystemGetProcessName);
-    snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
-    FILE *file = fopen(path, "r");
-    REFUSE_IF(!file, NVML_ERROR_NOT_FOUND);
-    size_t read = fread(text, 1, sizeof text - 1, file); /* up to the first zero: the program */
-    fclose(file);
-    REFUSE_IF(read == 0, NVML_ERROR_NOT_FOUND);
-    return write_text(name, length, text);
-}
-
-nvmlReturn_t nvmlUnitGetCount(unsigned int *count)
-{
-    ENTER_LIBRARY(nvmlUnitGetCount);
-    NEEDS(count);
-    *count = 0;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlGetExcludedDeviceCount(unsigned int *count)
-{
-    ENTER_LIBRARY(nvmlGetExcludedDeviceCount);
-    NEEDS(count);
-    *count = 0;
-    return NVML_SUCCESS;
-}
-
 nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 {
     ENTER_LIBRARY(nvmlDeviceGetCount_v2);
@@ -104,13 +67,6 @@ static bool has_uuid(nvmlDevice_t device, const char *text)
 {
     char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
     return nvmlDeviceGetUUID(device, uuid, sizeof uuid) == NVML_SUCCESS && !strcmp(uuid, text);
-}
-
-static bool has_serial(nvmlDevice_t device, const char *text)
-{
-    char serial[NVML_DEVICE_SERIAL_BUFFER_SIZE];
-    return nvmlDeviceGetSerial(device, serial, sizeof serial) == NVML_SUCCESS &&
-           !strcmp(serial, text);
 }
 
 static bool has_bus_id(nvmlDevice_t device, const char *text)
@@ -152,12 +108,6 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
     ENTER_LIBRARY(nvmlDeviceGetHandleByUUID);
     return find(now, has_uuid, uuid, device);
-}
-
-nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
-{
-    ENTER_LIBRARY(nvmlDeviceGetHandleBySerial);
-    return find(now, has_serial, serial, device);
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device)

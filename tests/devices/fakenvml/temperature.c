@@ -91,15 +91,3 @@ nvmlReturn_t nvmlDeviceGetFanSpeed_v2(nvmlDevice_t device, unsigned int fan, uns
     *speed = fan_percent(&call);
     return NVML_SUCCESS;
 }
-
-nvmlReturn_t nvmlDeviceGetFanSpeedRPM(nvmlDevice_t device, nvmlFanSpeedInfo_t *info)
-{
-    ENTER(device, nvmlDeviceGetFanSpeedRPM);
-    NEEDS(info);
-    VERSION(info, nvmlFanSpeedInfo_v1);
-    WHOLE_GPU;
-    SUPPORTED(call.profile->fans);
-    NEEDS(info->fan < call.profile->fans);
-    info->speed = 33 * fan_percent(&call);
-    return NVML_SUCCESS;
-}
