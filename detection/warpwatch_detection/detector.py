@@ -379,6 +379,13 @@ class DetectorRunner:
         """The earliest deadline of all detectors."""
         return min([self._due(one) for one in self._timed], default=NEVER)
 
+    def is_due(self, now: float) -> bool:
+        """Return whether a deadline has come. Every record asks, so nothing else is computed."""
+        for detector in self._timed:
+            if detector.state.deadline <= now and self._due(detector) <= now:
+                return True
+        return False
+
     def _due(self, detector: Detector) -> float:
         due: float = detector.state.deadline
         return due if self._failed.get(detector.kind) != due else NEVER

@@ -104,7 +104,7 @@ class Detection:
         changes: list[Change] = []
         if resumption is not None:
             changes += self._end_missing(time, resumption)
-        if self.runner.deadline <= time or self.register.deadline <= time:
+        if self.runner.is_due(time) or self.register.deadline <= time:
             changes += self._expire(time)
         if resumption is not None and resumption.knew(record):
             return changes

@@ -324,16 +324,18 @@ class MemoryPressure(MemoryDetector):
         self.state = MemoryPressureState()
 
     def observe(self, seen: Observation) -> Results:
-        if isinstance(seen, DeviceReading):
-            return self._device(seen)
-        if exit := as_exit(seen):
-            return self.leave(exit)
-        if isinstance(seen, RankEvent):
-            return self._event(seen)
-        if isinstance(seen, Step | RankSeen):
+        # Most records are steps.
+        if isinstance(seen, Step):
             rank = self._rank(seen.job_id, seen.rank)
-            if isinstance(seen, Step):
-                rank.steps, rank.step = rank.steps + 1, seen.step
+            rank.steps, rank.step = rank.steps + 1, seen.step
+        elif isinstance(seen, DeviceReading):
+            return self._device(seen)
+        elif isinstance(seen, RankSeen):
+            self._rank(seen.job_id, seen.rank)
+        elif exit := as_exit(seen):
+            return self.leave(exit)
+        elif isinstance(seen, RankEvent):
+            return self._event(seen)
         return ()
 
     def forget(self, job: JobId) -> None:
