@@ -91,6 +91,8 @@ class FleetPage(PageEndpoint):
 class Fleet:
     """Implements ``serving.backend.ApiBackend``."""
 
+    _trigger_tries = MAX_TRIES
+
     def __init__(self, config: FleetFile) -> None:
         """Build the parts. Raises UsageError where the configuration cannot be used."""
         allow_enough()
@@ -110,9 +112,7 @@ class Fleet:
             self._cluster, self._source.links, config.triggers, self._register, self._board,
             self._wake,
         )  # fmt: skip
-        # Another process may have gone on with a capture that this one was killed in.
-        tries = MAX_TRIES if self._peers() is None else 1
-        self._triggers = Triggers(self.captures, None, self._board, tries)
+        self._triggers = Triggers(self.captures, None, self._board, self._trigger_tries)
         self._has_schedules = bool(own.schedules)
         schedule = Schedule(own.schedules, self._cluster)
         self._schedules = RegularCaptures(schedule, self.captures)

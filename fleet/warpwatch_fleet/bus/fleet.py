@@ -58,6 +58,9 @@ class WorkerFleet(Fleet):
     Implements ``serving.access.Peers``.
     """
 
+    # Another worker may have gone on with a capture that this one was killed in.
+    _trigger_tries = 1
+
     def __init__(self, config: FleetFile) -> None:
         self.site = str(config.bus.url)
         self._views: dict[str, WorkerView] = {}

@@ -20,7 +20,7 @@ from warpwatch_serving.page.charts import phase_shares
 from warpwatch_serving.page.findings import SEVERITIES, worst_first
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.state import JobState, RankState, State
+from warpwatch_telemetry.state import JobState, RankState, ServeState, State
 
 # A rank whose own time exceeds the median by less is like the others.
 SLOW = 1.2
@@ -172,11 +172,15 @@ def _well(rank: RankState, named: Collection[int]) -> tuple[bool, bool]:
 
 def size(one: RankedJob) -> str:
     """Return how many ranks on how many nodes a job has, and how fast it is."""
-    nodes, running = {rank.host for rank in one.ranks}, _running(one.ranks)
-    parts = [_count(one.job, one.ranks)]
+    ranks = computing(one.ranks)
+    nodes, running = {rank.host for rank in one.ranks}, _running(ranks)
+    parts = [_count(one.job, ranks)]
     parts.extend([plural(len(nodes), "node")] if len(nodes) > 1 else [])
-    what = "iterations" if one.job.kind == "serve" else "steps"
-    parts.extend([rate(_pace(running), what)] if running else [])
+    if _is_idle(one.ranks):
+        parts.append("idle")
+    elif running:
+        what = "iterations" if one.job.kind == "serve" else "steps"
+        parts.append(rate(_pace(running), what))
     return " · ".join(parts)
 
 
@@ -243,7 +247,9 @@ def _running(ranks: Sequence[RankState]) -> list[RankState]:
 
 
 def _count(job: JobState, ranks: Sequence[RankState]) -> str:
-    of = f" of {job.world_size}" if job.world_size > len(ranks) else ""
+    # A server's world size also counts its scheduler and front end.
+    is_partial = job.world_size > len(ranks) and job.kind != "serve"
+    of = f" of {job.world_size}" if is_partial else ""
     return f"{plural(len(ranks), 'rank')}{of}"
 
 
@@ -280,19 +286,29 @@ def _server_facts(job: JobState, ranks: Sequence[RankState]) -> list[str]:
     known = [text(job.owner, 60), f"replica {text(job.replica, 60)}", plural(len(workers), "rank")]
     known.extend([f"{plural(others, 'more process', 'more processes')}"] if others else [])
     known.extend(_load(ranks))
-    pace = [rank.steps_per_s for rank in workers if rank.steps_per_s]
-    if pace and "idle" not in known:
-        known.append(rate(statistics.median(pace), "iterations"))
+    running = _running(workers)
+    if running and not _is_idle(ranks):
+        known.append(rate(_pace(running), "iterations"))
     programs = sorted({rank.serve.server for rank in ranks if rank.serve} - {""})
     return [*known, *(text(program, 60) for program in programs)]
 
 
+def _engines(ranks: Sequence[RankState]) -> list[ServeState]:
+    """Return the processes that know the requests of their engine."""
+    return [rank.serve for rank in ranks if rank.serve and rank.serve.running is not None]
+
+
+def _is_idle(ranks: Sequence[RankState]) -> bool:
+    engines = _engines(ranks)
+    return bool(engines) and all(engine.idle for engine in engines)
+
+
 def _load(ranks: Sequence[RankState]) -> list[str]:
     """Return the requests of all engines, and the use of the fullest KV cache."""
-    engines = [rank.serve for rank in ranks if rank.serve and rank.serve.running is not None]
+    engines = _engines(ranks)
     if not engines:
         return []
-    if all(engine.idle for engine in engines):
+    if _is_idle(ranks):
         return ["idle"]
     running = sum(engine.running or 0 for engine in engines)
     waiting = sum(engine.waiting or 0 for engine in engines)
