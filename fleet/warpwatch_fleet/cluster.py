@@ -19,7 +19,7 @@ from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.bus_messages import partition_of
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import Clock, DeviceReading, RankSeen, Record
+from warpwatch_telemetry.records import JobRecord, RankSeen
 from warpwatch_telemetry.samples import NOT_ASKED
 
 logger = logging.getLogger(__name__)
@@ -125,8 +125,7 @@ class Cluster:
                     logger.exception("%s: a record is ignored", address)
                     self.refused["error"] += 1
 
-    def _apply(self, address: str, record: Record) -> None:
-        assert not isinstance(record, Clock | DeviceReading)
+    def _apply(self, address: str, record: JobRecord) -> None:
         key = (address, record.job_id)
         job = self._job_of.get(key)
         if isinstance(record, RankSeen):

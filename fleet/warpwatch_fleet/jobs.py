@@ -20,7 +20,16 @@ from warpwatch_detection.engine import Detection, EngineState
 from warpwatch_fleet.memory import SavedJob
 from warpwatch_telemetry.anomalies import FLEET_KINDS, Anomaly
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Serve, Step
+from warpwatch_telemetry.records import (
+    Clock,
+    End,
+    JobRecord,
+    RankEvent,
+    RankSeen,
+    Record,
+    Serve,
+    Step,
+)
 from warpwatch_telemetry.state import JobState, RankState, RecentSteps, ServeState, StepDurations
 
 # How long all ranks are awaited of a job that was evaluated before a restart.
@@ -100,7 +109,7 @@ class FleetJob:
 
     def live_nodes(self) -> set[str]:
         """Return the addresses of the nodes with a live rank."""
-        return set(self.live_ranks().values())
+        return {member.node for member in self.members.values() if member.is_live}
 
     # --- what nodes say ---
 
@@ -388,9 +397,6 @@ class RecordMerger:
                 record = msgspec.structs.replace(record, time=self._time)
             self._time = max(self._time, at)
             yield record
-
-
-JobRecord = RankSeen | Step | Serve | RankEvent | End
 
 
 @dataclass(slots=True)

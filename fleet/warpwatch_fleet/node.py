@@ -19,7 +19,14 @@ from warpwatch_telemetry.bus_messages import partition_of
 from warpwatch_telemetry.captures import CAPTURE_ID, Capture
 from warpwatch_telemetry.jobs import SCHEMA, JobId, RunSummary
 from warpwatch_telemetry.newest import put_newest
-from warpwatch_telemetry.records import Clock, DeviceReading, PortReading, RankSeen, Record
+from warpwatch_telemetry.records import (
+    Clock,
+    DeviceReading,
+    JobRecord,
+    PortReading,
+    RankSeen,
+    Record,
+)
 from warpwatch_telemetry.samples import NOT_ASKED, Device, DeviceSample, SourceHealth
 from warpwatch_telemetry.stream import (
     AnomalyLine,
@@ -122,8 +129,8 @@ class Node:
         self._waiting, self._waiting_bytes = deque(), 0
         self._is_named = self.target.owner is not None
 
-    def feed(self, line: bytes, now: float) -> Iterator[Record]:
-        """Yield the records that the line completes, in the fleet's time. ``now``: wall clock.
+    def feed(self, line: bytes, now: float) -> list[JobRecord]:
+        """Return the records that the line completes, in the fleet's time. ``now``: wall clock.
 
         Lines wait for the first that name the agent and report its time. Raises AgentError for a
         name that it may not have.
@@ -137,15 +144,17 @@ class Node:
             skew_s = now - decoded.time
             if self._skew_s is None or abs(skew_s - self._skew_s) > LEAST_SKEW_S:
                 self._skew_s = skew_s
-        is_ready = self._is_named and self._skew_s is not None
-        if is_ready and not self._waiting:
-            yield from self._apply(decoded, len(line), now)
-        elif decoded is not None:
-            self._wait(line)
-        while is_ready and self._waiting:
+        if not self._is_named or self._skew_s is None:
+            if decoded is not None:
+                self._wait(line)
+            return []
+        records = []
+        while self._waiting:
             # The agent's version, which decides what is new to us, may be in a line before.
             one = self._waiting.popleft()
-            yield from self._apply(self._decoded(one), len(one), now)
+            records.append(self._apply(self._decoded(one), len(one), now))
+        records.append(self._apply(decoded, len(line), now))
+        return [record for record in records if record is not None]
 
     def _wait(self, line: bytes) -> None:
         self._waiting_bytes += len(line)
@@ -169,16 +178,10 @@ class Node:
 
     def _apply(
         self, decoded: Record | StreamLine | None, size: int, now: float
-    ) -> Iterator[Record]:
+    ) -> JobRecord | None:
+        """Keep what the line says of the node, or return its record of a job if it is valid."""
         if isinstance(decoded, CursorLine):
-            self.cursor, self.version = decoded.cursor[:64], decoded.version[:64]
-            self._is_newer = _numbers(self.version) > _numbers(__version__)
-            # A tenant's agent over HTTP is called by its address.
-            has_any_name = self.target.owner is not None and self.target.node is None
-            if decoded.node != (self.target.node or self.name) and not has_any_name:
-                raise AgentError(
-                    f"the agent of {self.name} now says that it is on {decoded.node!r}"
-                )
+            self._apply_cursor(decoded)
         elif isinstance(decoded, GapLine):
             self.lost += max(0, decoded.lost or 0)
         elif isinstance(decoded, AnomalyLine):
@@ -192,7 +195,19 @@ class Node:
         elif isinstance(decoded, DeviceReading):
             self._keep_device(decoded)
         elif decoded is not None:
-            yield from self._apply_record(decoded, size, now)
+            return self._admitted(decoded, size, now)
+        return None
+
+    def _apply_cursor(self, line: CursorLine) -> None:
+        """Keep the end of a batch. Raises AgentError for another node than before."""
+        self.cursor, version = line.cursor[:64], line.version[:64]
+        if version != self.version:
+            self.version = version
+            self._is_newer = _numbers(version) > _numbers(__version__)
+        # A tenant's agent over HTTP is called by its address.
+        has_any_name = self.target.owner is not None and self.target.node is None
+        if line.node != (self.target.node or self.name) and not has_any_name:
+            raise AgentError(f"the agent of {self.name} now says that it is on {line.node!r}")
 
     def _apply_clock(self, clock: Clock, now: float) -> None:
         if _is_time(clock.time):
@@ -200,15 +215,16 @@ class Node:
         else:
             self.refused["bad_time"] += 1
 
-    def _apply_record(self, record: Record, size: int, now: float) -> Iterator[Record]:
+    def _admitted(self, record: JobRecord, size: int, now: float) -> JobRecord | None:
+        """Return the record in the fleet's time, None, counted, if it is refused."""
         refused = "too_long" if size > MAX_RECORD_BYTES else self._why_refused(record)
         if refused:
             self.refused[refused] += 1
-        else:
-            yield self._in_time(record, now)
+            return None
+        time = min(record.time + self.skew_s, now)
+        return record if time == record.time else msgspec.structs.replace(record, time=time)
 
-    def _why_refused(self, record: Record) -> str | None:
-        assert not isinstance(record, Clock | DeviceReading)
+    def _why_refused(self, record: JobRecord) -> str | None:
         if self.target.owner is not None and record.owner != self.target.owner:
             return "other_owner"
         if max(len(record.job), len(record.owner), len(record.run)) > MAX_TEXT:
@@ -226,10 +242,6 @@ class Node:
             return "too_many_ranks"
         self._ranks.add(key)
         return None
-
-    def _in_time(self, record: Record, now: float) -> Record:
-        time = min(record.time + self.skew_s, now)
-        return record if time == record.time else msgspec.structs.replace(record, time=time)
 
     def _keep_anomaly(self, anomaly: Anomaly) -> None:
         owner = self.target.owner

@@ -101,8 +101,9 @@ class _DeviceLine(msgspec.Struct, tag_field="type", tag="device"):
     slot: str = ""
 
 
-# The usual lines of a log.
-_usual = msgspec.json.Decoder(Step | _DeviceLine)
+# The usual lines of a log, which ``as_record`` turns into records.
+UsualLine = Step | RankSeen | Clock | _DeviceLine
+_usual = msgspec.json.Decoder(UsualLine)
 
 
 class Decoder:
@@ -116,7 +117,7 @@ class Decoder:
         self._previous: dict[JobId, dict[int, Step | RankSeen]] = {}
 
     def decode_lines(self, lines: bytes) -> list[Record]:
-        """Return steps and devices in the usual form, one a line. Raises ValueError otherwise."""
+        """Return records in the usual form, one a line. Raises ValueError otherwise."""
         records: list[Any] = _usual.decode_lines(lines)
         # As bytes.count tells, in a tenth of its time.
         ends = len(lines) - len(lines.replace(b"\n", b""))
@@ -132,7 +133,7 @@ class Decoder:
                 job, owner, run = record.job, record.owner, record.run
                 ranks = self._ranks(record.job_id)
             ranks[record.rank] = record
-        return [_reading(one) for one in records] if mixed else records
+        return [as_record(one) for one in records] if mixed else records
 
     def _ranks(self, job: JobId) -> dict[int, Step | RankSeen]:
         return self._previous.setdefault(job, {})
@@ -178,12 +179,15 @@ class Decoder:
         return step
 
 
-def _reading(line: Step | _DeviceLine) -> Step | DeviceReading:
-    """Return the record of a line in the usual form."""
-    if isinstance(line, Step):
-        return line
-    more = (line.up, line.reason, line.index, line.driver_load, line.slot)
-    return DeviceReading(line.time, line.device, _series(line.metrics), *more)
+def as_record(line: UsualLine) -> Record:
+    """Return the record of a line in the usual form. Raises ValueError."""
+    if isinstance(line, _DeviceLine):
+        more = (line.up, line.reason, line.index, line.driver_load, line.slot)
+        return DeviceReading(line.time, line.device, _series(line.metrics), *more)
+    if isinstance(line, RankSeen) and line.parallel:
+        places = read_places(line.parallel, "parallel")
+        return msgspec.structs.replace(line, parallel=places)
+    return line
 
 
 def _series(metrics: Mapping[str, float]) -> dict[Any, float]:

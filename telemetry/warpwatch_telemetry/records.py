@@ -22,6 +22,7 @@ _new = tuple.__new__
 MAX_INTEGER = 2**63 - 1
 
 # Checked where a record is read by its types, as the lines of a log are.
+Integer = Annotated[int, Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Seconds = Annotated[float, Meta(ge=0)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
@@ -50,7 +51,7 @@ class _OfJob:
         return _new(JobId, (self.owner, self.job, self.run))
 
 
-class RankSeen(_OfJob, msgspec.Struct, frozen=True, gc=False):
+class RankSeen(_OfJob, msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="rank"):
     """A rank reported for the first time, or its places in parallelism have become known.
 
     master: host and port where the ranks of a run without an id meet, which joins its nodes.
@@ -62,8 +63,8 @@ class RankSeen(_OfJob, msgspec.Struct, frozen=True, gc=False):
 
     time: float
     job: str
-    rank: int
-    world_size: int = 1
+    rank: Integer
+    world_size: Integer = 1
     device: str | None = None
     owner: str = ""
     run: str = ""
@@ -195,7 +196,7 @@ class RankEvent(_OfJob, msgspec.Struct, frozen=True, gc=False):
     run: str = ""
 
 
-class Clock(msgspec.Struct, frozen=True, gc=False):
+class Clock(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="clock"):
     """Time passed and nothing arrived."""
 
     time: float
@@ -211,4 +212,5 @@ class End(_OfJob, msgspec.Struct, frozen=True, gc=False):
     run: str = ""
 
 
-Record = RankSeen | Step | Serve | DeviceReading | RankEvent | Clock | End
+JobRecord = RankSeen | Step | Serve | RankEvent | End
+Record = JobRecord | DeviceReading | Clock

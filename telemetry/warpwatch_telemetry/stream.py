@@ -7,7 +7,6 @@ begins, once a minute, and when it ends.
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import fields
 from typing import Any, get_args
 
@@ -17,8 +16,8 @@ from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.clean_text import clean_line
 from warpwatch_telemetry.jobs import RunSummary
-from warpwatch_telemetry.log import TYPES, Decoder
-from warpwatch_telemetry.records import Clock, Record
+from warpwatch_telemetry.log import TYPES, UsualLine, as_record, decode
+from warpwatch_telemetry.records import Record
 
 
 class AnomalyLine(msgspec.Struct, frozen=True, tag_field="type", tag="anomaly"):
@@ -53,9 +52,9 @@ class GapLine(msgspec.Struct, frozen=True, tag_field="type", tag="gap", omit_def
 StreamLine = AnomalyLine | CaptureLine | RunLine | CursorLine | GapLine
 
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[StreamLine] = msgspec.json.Decoder(StreamLine)
-_clock = msgspec.json.Decoder(Clock)
-_LINES = {str(kind.__struct_config__.tag): kind for kind in get_args(StreamLine)}
+_usual: msgspec.json.Decoder[Any] = msgspec.json.Decoder(UsualLine | StreamLine)
+_STREAM_LINES = frozenset(get_args(StreamLine))
+_LINES = {str(kind.__struct_config__.tag): kind for kind in _STREAM_LINES}
 # By type, the fields of a line; those of an event are free.
 _FIELDS = {
     name: {"type", *kind.__struct_encode_fields__}
@@ -79,16 +78,15 @@ def decode_stream_line(line: bytes) -> Record | StreamLine | None:
     Raises ValueError with one line that names the mistake.
     """
     line = clean_line(line)
-    # Each batch on a bus ends with these two.
-    with suppress(msgspec.MsgspecError):
-        if line.startswith(b'{"type":"clock",'):
-            return _clock.decode(line)
-        if line.startswith(b'{"type":"cursor",'):
-            return _decoder.decode(line)
-    records = Decoder()
-    with suppress(ValueError):
-        (record,) = records.decode_lines(line)
-        return record
+    try:
+        decoded = _usual.decode(line)
+        return decoded if type(decoded) in _STREAM_LINES else as_record(decoded)
+    except ValueError as error:
+        return _decode_unusual(line, error)
+
+
+def _decode_unusual(line: bytes, mistake: ValueError) -> Record | None:
+    """Return the record of a line in another form. Raises ValueError, for our lines ``mistake``."""
     try:
         encoded: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -97,8 +95,8 @@ def decode_stream_line(line: bytes) -> Record | StreamLine | None:
     if not isinstance(kind, str):
         raise ValueError("not an object with a type")
     if kind in _LINES:
-        return _decoder.decode(line)
-    return records.decode(encoded) if kind in TYPES else None
+        raise mistake
+    return decode(encoded) if kind in TYPES else None
 
 
 def has_newer_fields(line: bytes) -> bool:

@@ -80,9 +80,8 @@ def _start_nodes(
         sources = {"nvml": {"enabled": nvml}, "simulated": {"enabled": not nvml}}
         sources |= config.get("sources", {})
         log = {"jsonl": {"path": str(folder / name / "log.jsonl")}}
-        node = nodes[name] = LoopNode(
-            folder / name, **config | {"sources": sources, "exporters": log}
-        )
+        own = {"node": name, "sources": sources, "exporters": log}
+        node = nodes[name] = LoopNode(folder / name, **config | own)
         stack.callback(node.close)
         node.start_daemon(wait=True, **(driver.environment if nvml else {}))
     return nodes

@@ -29,7 +29,8 @@ from warpwatch_telemetry.records import Clock
 from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
 PUBLISH_INTERVAL_S = 1.0
-# In a round without new lines, a clock is published if the last one is older than this.
+# In a round without new lines, a clock is published if the last one is older than this. No job
+# waits for that of the node, so it is published every other time.
 CLOCK_INTERVAL_S = 1.5
 # The last lines are published within this time.
 LAST_LINES_S = 2.0
@@ -70,6 +71,7 @@ class RecordPublisher:
         self._boot = os.urandom(8).hex()
         self._count = 0
         self._live_at = self._clock_at = float("-inf")
+        self._clocks = 0
         # Subject, lines and id of messages that are not published yet.
         self._unsent: deque[tuple[str, bytes, str]] = deque()
         count = metrics.counter("bus_messages_total")
@@ -98,6 +100,16 @@ class RecordPublisher:
                 self._unsent.popleft()
 
     def _messages(self, portion: Portion) -> Iterator[tuple[str, bytes, str]]:
+        # By the clock, the fleet knows until when it has everything.
+        end = b"" if portion.more else encode_line(Clock(self._wall())) or b""
+        end += encode_stream_line(CursorLine(portion.cursor, self._who.node, self._version))
+        for subject, lines in self._by_subject(portion).items():
+            for content in bus_messages.portions([*lines, end], MAX_BATCH_BYTES):
+                self._count += 1
+                yield subject, content, str(BatchId(self._boot, self._count))
+
+    def _by_subject(self, portion: Portion) -> dict[str, list[bytes]]:
+        """Return the lines of each subject that has any, or whose clock is due."""
         own = sorted({key % PARTITIONS for key in self._stream.live_keys()})
         by_partition: dict[int, list[bytes]] = {partition: [] for partition in own}
         of_node: list[bytes] = []
@@ -105,8 +117,6 @@ class RecordPublisher:
         if now - self._live_at >= LIVE_INTERVAL_S and not portion.more:
             self._live_at = now
             lines = [*lines, *self._live(own)]
-        is_due = now - self._clock_at >= CLOCK_INTERVAL_S
-        self._clock_at = now if is_due else self._clock_at
         for key, line in lines:
             if key is not None:
                 by_partition.setdefault(key % PARTITIONS, []).append(line)
@@ -117,19 +127,17 @@ class RecordPublisher:
             if line.startswith(_ANOMALY):
                 for partition in own:
                     by_partition[partition].append(line)
-        # By the clock, the fleet knows until when it has everything.
-        end = b"" if portion.more else encode_line(Clock(self._wall())) or b""
-        end += encode_stream_line(CursorLine(portion.cursor, self._who.node, self._version))
-        by_subject = {bus_messages.node_subject(self._who): of_node} | {
+        is_due = now - self._clock_at >= CLOCK_INTERVAL_S
+        if is_due:
+            self._clock_at, self._clocks = now, self._clocks + 1
+        found = {
             bus_messages.records_subject(partition, self._who): own_lines
             for partition, own_lines in by_partition.items()
+            if own_lines or is_due
         }
-        for subject, own_lines in by_subject.items():
-            if not own_lines and not is_due:
-                continue
-            for content in bus_messages.portions([*own_lines, end], MAX_BATCH_BYTES):
-                self._count += 1
-                yield subject, content, str(BatchId(self._boot, self._count))
+        if of_node or (is_due and self._clocks % 2):
+            found[bus_messages.node_subject(self._who)] = of_node
+        return found
 
     def _live(self, own: Iterable[int]) -> list[tuple[int | None, bytes]]:
         """Return the lines of what lives, those of devices for each partition of a job here."""

@@ -351,28 +351,34 @@ def test_a_node_has_its_condition_from_the_worker_that_reads_its_own_lines():
     assert list(Conditions(api, cluster).wanted()) == ["gpu-1"]
 
 
-def test_a_clock_is_sent_every_other_second_and_never_late():
+def test_clocks_are_sent_every_other_second_the_nodes_every_fourth_and_never_late():
     class Away:
-        sent: ClassVar[list[list[bytes]]] = []
+        sent: ClassVar[list[tuple[str, bool]]] = []
         is_away = True
 
         async def publish(self, subject: str, content: bytes, ident: str) -> None:
             if self.is_away:
                 raise BusError("away")
-            self.sent.append(said.unpack(content))
+            lines = b"".join(said.unpack(content))
+            self.sent.append((subject.split(".")[1], b'"clock"' in lines))
 
     node, bus, clock = TestNode("gpu-1"), Away(), ManualClock()
     publisher = RecordPublisher(
         node.stream, cast(Bus, bus), NODE, "0.3.0", AgentMetrics(), clock.monotonic, lambda: NOW
     )
+    node.say(seen(0, 1, "job"))
     with pytest.raises(BusError):
         asyncio.run(publisher.advance())
     bus.is_away = False
-    for _ in range(4):
+    sent = []
+    for _ in range(6):
         asyncio.run(publisher.advance())
         clock.advance(1.0)
-    # The message of the first second, without its clock, and those of the third.
-    assert [one[0][:15] for one in bus.sent] == [b'{"type":"cursor', b'{"type":"clock"']
+        sent.append(bus.sent[:])
+        bus.sent.clear()
+    late = [("records", False), ("nodes", False)]
+    jobs, both = [("records", True)], [("records", True), ("nodes", True)]
+    assert sent == [late, [], jobs, [], both, []]
 
 
 @on_the_bus
