@@ -18,6 +18,7 @@ settings.register_profile(
 settings.load_profile("steady")
 
 GOLDEN = Path(__file__).parent / "golden"
+Cases = Callable[[str, Callable[[str], object]], None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,6 +66,32 @@ def golden_case(
     def compare(text: str, name: str = case) -> None:
         file = re.sub(r"\W+", "_", name, flags=re.ASCII)
         golden(f"{folder}/{request.path.stem.removeprefix('test_')}/{file}.txt", text.encode())
+
+    return compare
+
+
+@pytest.fixture
+def cases(golden: Callable[[str, bytes], None]) -> Cases:
+    """Compare what is made of each input in a file of tests/golden with what stands behind it.
+
+    An input ends with ``=>``, a result with its line or, after inputs of several lines, with an
+    empty line.
+    """
+
+    def compare(name: str, run: Callable[[str], object]) -> None:
+        lines: list[str] = []
+        begun = 0
+        for line in (GOLDEN / name).read_text().splitlines():
+            own, arrow, _ = line.rpartition("=> ")
+            if not arrow:
+                lines.append(line)
+                if not line:
+                    begun = len(lines)
+                continue
+            text = own[:-1] if own else "".join(f"{one}\n" for one in lines[begun:])
+            lines.append(f"{own}=> {run(text)}")
+            begun = len(lines)
+        golden(name, "".join(f"{line}\n" for line in lines).encode())
 
     return compare
 

@@ -1,12 +1,14 @@
 """Evidence of why a slow rank had no core, beside the straggler and the regression it explains."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
-from tests.cases import cases
+from tests.cases import cases as tables
+from tests.conftest import Cases
 from tests.detection.streams import Extra, Job, detection, fed, on
 from warpwatch_detection.anomalies.core_contention import users_text
 from warpwatch_detection.anomalies.snapshot import Snapshot, restore, save
@@ -55,7 +57,7 @@ def found(records: Iterable[Record]) -> Anomaly:
 
 CALM = shares(core_wait_share=0.02)
 NO_CORE: dict[str, Any] = {"core_wait_share": 0.38, "core_users": [HOG]}
-STORIES = cases(__file__)
+STORIES = tables(__file__)
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -89,33 +91,6 @@ def test_what_a_job_waited_while_it_began_is_soon_not_usual_any_more() -> None:
     assert found(records).evidence[0].endswith("waited 30 % of the time for a core (usually 5 %)")
 
 
-HALF = {"pid": 5, "cores": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("users", "text"),
-    [
-        # Users with one name and core are told together, those of others stay unnamed.
-        (
-            [HOG, HOG | {"pid": 4712, "cores": 0.02}, {"pid": 9, "cores": 3.25}],
-            "make (pid 4711, 4712) used 97 % of core 5, another owner's process (pid 9) used 3.2 "
-            "cores",
-        ),
-        (
-            [HALF | {"rank": 2, "name": "python"}, HALF | {"rank": 1}],
-            "python of rank 2 (pid 5) used 50 % of a core, rank 1 (pid 5) used 50 % of a core",
-        ),
-        # A name cannot break the line.
-        (
-            [HALF | {"name": "a\nb\u202ec" + "x" * 100}],
-            "a?b?cxxxxxxxxxxx (pid 5) used 50 % of a core",
-        ),
-        # What makes no sense in a log is left out.
-        ([1, "x", None], ""),
-        ([{"pid": "1", "cores": 1}], ""),
-        ([{"pid": 1, "cores": float("nan")}], ""),
-        ([{"pid": 1}], ""),
-    ],
-)
-def test_the_users_of_cores_in_words(users: list[Any], text: str) -> None:
-    assert users_text(users) == text
+def test_the_users_of_cores_in_words(cases: Cases) -> None:
+    """Those of one name and core together, unnamed if of others; what makes no sense is ignored."""
+    cases("detection/core_users.txt", lambda text: repr(users_text(json.loads(text))))

@@ -35,18 +35,8 @@ class Ledger(xids.XidLedger):
         return self.values(uuid).get(("device_xid_errors_total", (str(xid),)))
 
 
-@pytest.mark.parametrize(
-    ("spelling", "address"),
-    [
-        *((text, "0000:1a:00") for text in (ADDRESS, "0000:1a:00.0", LOG_ADDRESS, "1A:00.0")),
-        *((text, "0000:1a:00") for text in ("0:1a:0", " 0000:1A:00 ")),
-        ("00010000:1A:00.0", "10000:1a:00"),
-        ("0000:1b:00", "0000:1b:00"),
-        ("N/A", "N/A"),
-    ],
-)
-def test_every_spelling_of_a_pci_address_is_the_same_gpu(spelling, address):
-    assert xids.normalised_address(spelling) == address
+def test_every_spelling_of_a_pci_address_is_the_same_gpu(cases):
+    cases("pci_addresses.txt", xids.normalised_address)
 
 
 @pytest.mark.parametrize(("first", "second"), [(NVML, LOG), (LOG, NVML)])

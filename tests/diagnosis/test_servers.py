@@ -20,30 +20,8 @@ FIXTURES = Path(__file__).with_name("fixtures") / "servers"
 Pass = tuple[int, int, int, int, int]
 
 
-@pytest.mark.parametrize(
-    ("name", "work"),
-    [
-        ("execute_context_2(512)_generation_7(7)", (2, 512, 7, 0)),
-        (
-            "execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489)",
-            (9, 8155, 37, 0),
-        ),
-        ("execute_context_0(0)_generation_0(0)", None),
-        ("step[DECODE bs=32]", (0, 0, 32, 0)),
-        ("step[EXTEND bs=15 toks=15360]", (15, 15360, 0, 0)),
-        ("step[TARGET_VERIFY bs=4]", (0, 0, 4, 0)),
-        ("step[IDLE bs=0]", None),
-        (
-            "iteration[mixed prefill_tokens=64 decode_requests=3 kv_tokens=900 preempted=2]",
-            (64, 64, 3, 2),
-        ),
-        ("iteration[decode decode_requests=8]", (0, 0, 8, 0)),
-        ("iteration 5", None),
-        ("ProfilerStep#5", None),
-    ],
-)
-def test_the_work_of_an_iteration_is_in_its_mark(name, work):
-    assert parse(name) == work
+def test_the_work_of_an_iteration_is_in_its_mark(cases):
+    cases("diagnosis/marks.txt", parse)
 
 
 def server(passes: Iterable[Pass], mark: str = VLLM, gpu: bool = False) -> TraceFile:

@@ -2,7 +2,6 @@
 
 import os
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,29 +20,17 @@ def test_pods_containers_and_slurm_jobs_of_every_kind(cases):
     assert owner_of("") == ProcessOwner("")
 
 
-@pytest.mark.parametrize(
-    ("folder", "environment", "expected"),
-    [
-        ("sD2JHDQ3CHX000", b"SLURM_JOB_ID=42\0SLURM_JOB_USER=ann\0", SlurmJob("42", "ann")),
-        ("sD2JHDQ3CHX000", b"HOME=/root\0", SlurmJob("sD2JHDQ3CHX000")),
-        (
-            "job_42",
-            b"SLURM_JOB_ID=42\0SLURM_JOB_USER=ann\0SLURM_JOB_ACCOUNT=vision\0"
-            b"SLURM_JOB_PARTITION=a3\0",
-            SlurmJob("42", "ann", "vision", "a3"),
-        ),
-        # Another's id: then nothing of it is believed.
-        ("job_42", b"SLURM_JOB_ID=7\0SLURM_JOB_USER=root\0", SlurmJob("42")),
-        ("job_42", b'SLURM_JOB_ID=42\0SLURM_JOB_USER=a"b\0', SlurmJob("42")),
-    ],
-)
-def test_a_slurm_job_is_its_environment(tmp_path, folder, environment, expected):
+def test_a_slurm_job_is_its_environment_unless_that_is_anothers(tmp_path, cases):
     (tmp_path / "7").mkdir()
-    path = f"0::/system.slice/slurmstepd.scope/{folder}/step_0/user/task_0\n"
-    (tmp_path / "7/cgroup").write_text(path)
-    (tmp_path / "7/environ").write_bytes(environment)
-    owner = read_owner(7, "python", tmp_path)
-    assert owner.slurm == expected
+
+    def job(text: str) -> SlurmJob | None:
+        folder, *variables = text.split(" ")
+        path = f"0::/system.slice/slurmstepd.scope/{folder}/step_0/user/task_0\n"
+        (tmp_path / "7/cgroup").write_text(path)
+        (tmp_path / "7/environ").write_text("".join(f"{one}\0" for one in variables))
+        return read_owner(7, "python", tmp_path).slurm
+
+    cases("slurm_jobs.txt", job)
 
 
 def test_a_container_in_a_container_is_the_inner_one():

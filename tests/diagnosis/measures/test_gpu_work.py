@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Cases
 from warpwatch_diagnosis.measures.gpu_work import (
     GpuWork,
     SizeTime,
@@ -31,19 +32,8 @@ def test_the_class_of_a_kernel_follows_from_its_name() -> None:
     assert found == names
 
 
-def test_a_copys_name_has_direction_and_memory() -> None:
-    kinds = {
-        "Memcpy HtoD (Pageable -> Device)": ("HtoD", "pageable"),
-        "Memcpy HtoD (Pinned -> Device)": ("HtoD", "pinned"),
-        "Memcpy DtoH (Device -> Pageable)": ("DtoH", "pageable"),
-        "Memcpy DtoD (Device -> Device)": ("DtoD", None),
-        "Memcpy PtoP (Device -> Device)": ("PtoP", None),
-        "Memcpy HtoD (Host -> Device)": ("HtoD", None),
-        "CopyDeviceToHost": ("DtoH", None),
-        "Memset (Device)": ("memset", None),
-        "something": ("unknown", None),
-    }
-    assert {name: copy_kind(name) for name in kinds} == kinds
+def test_a_copys_name_has_direction_and_memory(cases: Cases) -> None:
+    cases("diagnosis/copies.txt", copy_kind)
 
 
 @pytest.mark.parametrize("row", PEAKS.read_text().splitlines())
