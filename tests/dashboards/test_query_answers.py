@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from tests.dashboards.conftest import Promtool
+from tests.dashboards.conftest import CheckRules
 from tests.dashboards.expressions import ALL, dashboards, expressions, substituted
 from warpwatch_dashboards.queries import (
     STEPS_PER_SECOND,
@@ -90,17 +90,14 @@ def of_promtool(name: str, promql: str, minute: int, series: Series, answers: Se
     }
 
 
-def test_every_expression_answers_what_its_case_says(promtool: Promtool, tmp_path: Path) -> None:
+def test_every_expression_answers_what_its_case_says(check_rules: CheckRules) -> None:
     read = yaml.load(Path(__file__).with_name("query_answers.yaml").read_text(), yaml.CSafeLoader)
     tests = [
         of_promtool(name, EXPRESSIONS[one.pop("expression")], **one)
         for name, cases in read["cases"].items()
         for one in cases
     ]
-    path = tmp_path / "test.yaml"
-    path.write_text(yaml.dump({"tests": tests}, Dumper=yaml.CSafeDumper))
-    done = promtool("test", "rules", str(path))
-    assert done.returncode == 0, done.stdout + done.stderr
+    check_rules({"tests": tests})
 
 
 TRAINING, NOTEBOOK = (f"{digit * 8}-2a99-45ad-af94-d91eb81a87e9" for digit in "12")
@@ -113,7 +110,7 @@ def owner(pid: int, name: str) -> ProcessOwner | None:
     return owner_of(group, name)
 
 
-def test_the_use_of_a_gpu_is_that_of_the_pods_of_its_processes(promtool, tmp_path):
+def test_the_use_of_a_gpu_is_that_of_the_pods_of_its_processes(check_rules):
     """From the driver's processes to the panel's expression."""
     used = tuple(DeviceProcess(pid, "python", 2**30, 0.15) for pid in (*PODS, 4000004))
     sample = DeviceSample(Device("GPU-0", 0, "H100"), 1.0, processes=used)
@@ -131,6 +128,4 @@ def test_the_use_of_a_gpu_is_that_of_the_pods_of_its_processes(promtool, tmp_pat
     }
     promql = f"round({shown('node', 'GPU use by pod A')}, 0.001)"
     case = of_promtool("shared", promql, 0, {key: value for key, _, value in lines}, expected)
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"tests": [case]}))
-    done = promtool("test", "rules", str(tmp_path / "test.yaml"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    check_rules({"tests": [case]})

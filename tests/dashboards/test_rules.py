@@ -39,9 +39,8 @@ def test_every_file_of_rules_is_known_and_has_tests() -> None:
 
 
 def test_the_rules_are_valid(promtool: Promtool) -> None:
-    paths = [str(rule_files.FOLDER / name) for name in FILES]
-    done = promtool("check", "rules", "--lint=all", "--lint-fatal", *paths)
-    assert done.returncode == 0, done.stdout + done.stderr
+    paths = [rule_files.FOLDER / name for name in FILES]
+    promtool("check", "rules", "--lint=all", "--lint-fatal", *paths)
 
 
 def recordings_for(text: str, folder: Path) -> Path:
@@ -66,13 +65,12 @@ def names_in(text: str) -> set[str]:
 
 def test_the_rules_do_what_their_tests_say(promtool, documents, tmp_path):
     """In each of its minutes every test evaluates all rules that it has."""
-    paths = [str(CASES / file) for file in TESTED if file != "fleet.yaml"]
+    paths = [CASES / file for file in TESTED if file != "fleet.yaml"]
     rules = rule_files.FOLDER / "fleet.yaml"
     used = recordings_for(rules.read_text() + (CASES / "fleet.yaml").read_text(), tmp_path)
     fleet = {**documents["fleet.yaml"], "rule_files": [str(used), str(rules)]}
     (tmp_path / "fleet.yaml").write_text(yaml.dump(fleet, Dumper=yaml.CSafeDumper))
-    done = promtool("test", "rules", *paths, str(tmp_path / "fleet.yaml"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    promtool("test", "rules", *paths, tmp_path / "fleet.yaml")
 
 
 def test_every_alert_is_seen_firing_with_its_texts(alert_checks: list[dict[str, Any]]) -> None:
