@@ -51,14 +51,6 @@ def test_secrets_and_certificates_arrive_as_files_of_their_mounts(helm4, tmp_pat
     assert config.http.token_file == Path("/etc/warpwatch-token/token")
     objects = chart.scenario(helm4, "tls-values.yaml")
     assert loaded(objects, tmp_path).http.web_config == Path("/etc/warpwatch-web/web-config.yml")
-    assert yaml.safe_load(config_maps(objects)["warpwatch-web"]["web-config.yml"]) == {
-        "tls_server_config": {
-            "cert_file": "tls.crt",
-            "key_file": "tls.key",
-            "client_ca_file": "ca.crt",
-            "client_auth_type": "RequireAndVerifyClientCert",
-        }
-    }
 
 
 def test_a_pod_of_ipv6_listens_on_its_address(helm4: Path) -> None:

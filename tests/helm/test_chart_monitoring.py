@@ -89,27 +89,6 @@ def test_agents_and_fleet_are_scraped_once_each_as_what_they_are(helm4: Path, ki
         assert relabeled(endpoint["relabelings"], target) == labels
 
 
-@pytest.mark.parametrize("kind", ["podMonitor", "serviceMonitor"])
-def test_monitors_send_the_token_if_metrics_need_one(helm4: Path, kind: str) -> None:
-    own = ("token.existingSecret=tokens", "config.http.metrics_token=true", f"{kind}.enabled=true")
-    objects = chart.render(helm4, *chart.sets(*own, f"{kind}.basicAuth.username.name="))
-    name = kind[0].upper() + kind[1:]
-    (endpoint,) = scrapes(objects, name, chart.only(objects, "DaemonSet"))
-    assert "authorization" not in endpoint
-    objects = chart.render(helm4, *chart.sets(*own))
-    (endpoint,) = scrapes(objects, name, chart.only(objects, "DaemonSet"))
-    token = {"credentials": {"name": "tokens", "key": "token"}}
-    assert endpoint["authorization"] == token
-    for what in ("http", "fleet"):
-        asked = (own[0], own[2], f"config.{what}.metrics_token=true", "fleet.enabled=true")
-        objects = chart.render(helm4, *chart.sets(*asked, "token.allowPlainPeers=true"))
-        (fleet,) = chart.of_kind(objects, "StatefulSet")
-        (endpoint,) = scrapes(objects, name, fleet)
-        assert endpoint["authorization"] == token
-        names = {one["name"] for one in fleet["spec"]["template"]["spec"]["containers"][0]["env"]}
-        assert ("WARPWATCH_FLEET__METRICS_TOKEN" in names) == (what == "http")
-
-
 def scrapes(
     objects: tuple[chart.Object, ...], kind: str, workload: chart.Object
 ) -> Iterator[chart.Object]:
