@@ -60,22 +60,6 @@ FAULTS: dict[str, tuple[list[Pass], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
-@pytest.mark.parametrize(("passes", "verdict"), FAULTS.values(), ids=FAULTS)
-def test_a_server_has_the_verdict_of_its_fault(tmp_path, passes, verdict, gpu, golden_text):
-    found = diagnosed(tmp_path, server(passes, gpu=gpu))
-    golden_text(found)
-    assert found.verdict == verdict
-    assert found.measures[0].step_count == len(passes)
-    without_training(found)
-
-
-def without_training(found: Diagnosis) -> None:
-    said = " ".join(f"{finding.evidence} {finding.advice}" for finding in found.findings)
-    assert "training" not in said
-    assert "DataLoader" not in said
-
-
 def marked(*marks: tuple[str, int], gap: int = 1000) -> TraceFile:
     """Iterations with these marks and µs, ``gap`` µs apart."""
     trace, at = TraceFile(steps=0), 0
@@ -95,7 +79,12 @@ BATCHES = [(f"step[DECODE bs={k}]", 3000) for k in (8, 8, 8, 9, 9)]
 # The gap before the batch of prompts is not idle: the next to decode had requests before.
 BATCHES.insert(3, ("step[EXTEND bs=1 toks=4096]", 40_000))
 ONE_PROMPT = server([*decoding(4), (5000, 200, 1, 400, 7), *decoding(3)])
-MARKED: dict[str, tuple[TraceFile, dict[str, Any], str]] = {
+# The trace, what is known besides, and the verdict; iterations have work on the CPU or the GPU.
+CAPTURES: dict[str, tuple[TraceFile, dict[str, Any], str]] = {
+    **{
+        f"{name}-{'gpu' if gpu else 'cpu'}": (server(passes, gpu=gpu), {}, verdict)
+        for name, (passes, verdict) in FAULTS.items() for gpu in (False, True)
+    },
     "batches of prompts between decoding": (marked(*BATCHES), {}, "prefill_interference"),
     "preempted requests": (marked(*PREEMPTING * 3, gap=100), {}, "kv_thrash"),
     "a prompt beside decoding": (ONE_PROMPT, {}, "healthy"),
@@ -112,14 +101,21 @@ MARKED: dict[str, tuple[TraceFile, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MARKED)
-def test_marks_and_what_is_known_besides_give_the_verdict(tmp_path, name, golden_text):
-    trace, options, verdict = MARKED[name]
+def without_training(found: Diagnosis) -> None:
+    said = " ".join(f"{finding.evidence} {finding.advice}" for finding in found.findings)
+    assert "training" not in said
+    assert "DataLoader" not in said
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_a_server_has_the_verdict_of_its_fault(tmp_path, name, golden_text):
+    trace, options, verdict = CAPTURES[name]
     if "baseline" in options:
         options = {"baseline": written(tmp_path, *options["baseline"], name="before")}
     found = diagnosed(tmp_path, trace, **options)
     golden_text(found)
-    assert found.verdict == verdict
+    marks = sum(one["cat"] == "user_annotation" for one in trace.events)
+    assert (found.verdict, found.measures[0].step_count) == (verdict, marks)
     without_training(found)
 
 
