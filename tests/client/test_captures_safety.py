@@ -1,5 +1,6 @@
 """Each reason against a capture, beside a torch that is a stand-in where a GPU would be needed."""
 
+import json
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from tests.client.daemon_side import Folder
 from tests.client.fork_server import ROOT
+from tests.conftest import Cases
 from tests.manual_clock import ManualClock
 from warpwatch.captures.control import Captures
 from warpwatch.captures.recording import (
@@ -126,34 +128,12 @@ def test_every_reason_is_in_the_document_and_the_other_way_round() -> None:
     assert reported - {"detail"} == found
 
 
-def test_options_of_a_command_are_those_that_are_known() -> None:
-    fields = {"op": "capture", "id": "c-1", "kind": "torch", "start_step": 40, "steps": 2}
-    for given, read in (
-        (["memory", "stacks", "x", 3], ("stacks", "memory")),
-        ("stacks", ()),
-        (None, ()),
-    ):
-        command = parse_command({**fields, "options": given})
-        assert command.options == read
-
-
-@pytest.mark.parametrize(
-    ("name", "good", "bad"),
-    [
-        ("steps", (1, 100), (0, 101, True, 2.0)),
-        ("arm_timeout_s", (0.1, 3600), (0, 3601, "60")),
-        ("id", ("a" * 40,), ("a" * 41, "", "../x", 3)),
-    ],
-)
-def test_a_bad_value_is_no_command(name: str, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
-    fields = {"op": "capture", "id": "c-1", "kind": "torch", "start_step": 40, "steps": 2}
-
-    def accepted(value: Any) -> bool:
-        command = parse_command({**fields, name: value})
-        return command is not None and command.kind == "torch"
-
-    assert [accepted(value) for value in good] == [True] * len(good)
-    assert [accepted(value) for value in bad] == [False] * len(bad)
+def test_a_command_has_the_options_that_are_known_and_values_within_their_limits(
+    cases: Cases,
+) -> None:
+    """What is no command of a session is None; what is wrong with a capture leaves its kind out."""
+    good = {"op": "capture", "id": "c-1", "kind": "torch", "start_step": 40, "steps": 2}
+    cases("client/commands.txt", lambda text: parse_command(good | json.loads(text)))
 
 
 @pytest.mark.parametrize("damage", ["", "size", "link", "pipe", "foreign"])

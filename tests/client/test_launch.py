@@ -188,17 +188,10 @@ def test_switched_off_means_no_bootstrap():
     assert on == {"WARPWATCH": "1", "PYTHONPATH": f"{launch.BOOTSTRAP}{os.pathsep}/x"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ([], "no command to run, give it after --: -- python train.py"),
-        (["--"], "no command to run, give it after --: -- python train.py"),
-        (["--jobs", "x", "--", "true"], "unknown option --jobs, there is only --job NAME"),
-        (["--job=", "--", "true"], "--job needs a name"),
-        (["--job", "--", "true"], "--job needs a name"),
-        (["--", "no-such-command"], "no-such-command: No such file or directory"),
-    ],
-)
-def test_a_wrong_line_is_status_2(arguments, line, capsys):
-    assert launch.main(arguments) == 2
-    assert capsys.readouterr().err == f"python -m warpwatch run: {line}\n"
+def test_a_wrong_line_is_status_2_with_what_is_wrong(capsys, cases):
+    def said(line: str) -> str:
+        assert launch.main(line.split()) == 2
+        text: str = capsys.readouterr().err
+        return text.removesuffix("\n")
+
+    cases("client/wrong_lines.txt", said)

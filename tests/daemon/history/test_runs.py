@@ -372,17 +372,13 @@ def test_a_run_is_compared_with_the_last_ones_of_its_kind(node):
 @pytest.mark.parametrize(
     "other",
     [
-        {"world_size": 4},
-        {"gpu_model": "NVIDIA A100"},
-        {"step_clock": "optimizer"},
-        {"tokens_per_step": 2000.0},
-        {"judged_steps": 150},
-        {"end_time": None},
+        {"world_size": 4}, {"gpu_model": "NVIDIA A100"}, {"step_clock": "optimizer"},
+        {"tokens_per_step": 2000.0}, {"judged_steps": 150}, {"end_time": None},
         {"anomalies": {"run_regression": 1}},
         # It began later.
         {"first_time": BEGAN + 1},
     ],
-)
+)  # fmt: skip
 def test_runs_of_another_kind_say_nothing_of_it(node, other):
     assert said(node, kept(1, **other)) is None
     assert said(node, kept(2)) == [0.5]

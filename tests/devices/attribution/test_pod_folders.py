@@ -32,27 +32,16 @@ def test_the_name_of_a_folder_says_namespace_and_name_of_the_pod(tmp_path: Path)
     }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        f"team_{TRAINING}",
-        f"a_b_c_{TRAINING}",
-        f"Team_train_{TRAINING}",
-        f"-team_train_{TRAINING}",
-        f"{'a' * 64}_train_{TRAINING}",
-        f"team\n_train_{TRAINING}",
-        f"team_train_{TRAINING}\n",
-        f"team_train_{TRAINING.upper()}",
-        "team_train_0b9f7a52",
-    ],
-)
-def test_other_names_are_no_pods(tmp_path: Path, name: str) -> None:
+def test_other_names_are_no_pods(tmp_path: Path) -> None:
     (tmp_path / f"kube-system_etcd-node_{STATIC}").mkdir()
-    (tmp_path / name).mkdir()
+    for name in ("team", "a_b_c", "Team_train", "-team_train", "a" * 64 + "_train", "team\n_train"):
+        (tmp_path / f"{name}_{TRAINING}").mkdir()
+    for uid in (f"{TRAINING}\n", TRAINING.upper(), "0b9f7a52"):
+        (tmp_path / f"team_train_{uid}").mkdir()
     # Nor are links and files.
     (tmp_path / f"team_train_{TRAINING}").symlink_to(tmp_path)
     (tmp_path / f"other_train_{TRAINING}").touch()
-    assert set(read(tmp_path)) == {STATIC}
+    assert read(tmp_path) == {STATIC: Pod("kube-system", "etcd-node")}
 
 
 def test_a_folder_too_large_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
