@@ -56,10 +56,7 @@ def test_a_scheduler_is_a_rank_and_its_batches_are_iterations(folder):
 
 @pytest.mark.parametrize(
     ("metrics", "note"),
-    [
-        ("1", ""),
-        ("0", "no latencies and KV cache: SGLang's metrics are off (--enable-metrics)"),
-    ],
+    [("1", ""), ("0", "no latencies and KV cache: SGLang's metrics are off (--enable-metrics)")],
 )
 def test_a_front_end_reports_the_latencies_that_sglang_measures(folder, metrics, note):
     ring = ended(folder, FRONT_END, metrics)

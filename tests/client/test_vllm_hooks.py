@@ -133,8 +133,7 @@ def test_plugins_that_are_left_out_are_named_in_the_status(folder):
 
 
 @pytest.mark.parametrize(
-    "change",
-    ["del gpu_worker.Worker.sample_tokens", "del loggers.StatLoggerManager.record"],
+    "change", ["del gpu_worker.Worker.sample_tokens", "del loggers.StatLoggerManager.record"]
 )
 def test_a_version_that_does_not_fit_is_left_alone_and_named_in_the_status(folder, change):
     missing = change.removeprefix("del ").partition(".")[2]

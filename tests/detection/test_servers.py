@@ -10,15 +10,7 @@ from benchmarks.servers import EPOCH_S, Fault, ServerModel, SimulatedServer
 from tests.detection.streams import alone, detection, kinds_of, opened, restart
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.records import (
-    Clock,
-    End,
-    RankEvent,
-    RankSeen,
-    Record,
-    Serve,
-    Step,
-)
+from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Serve, Step
 
 # Requests all the time, so that an hour is enough.
 BUSY = ServerModel(rate=1.5, noise=0.03, bursts_per_day=0.0)

@@ -23,15 +23,7 @@ from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.log import encode
-from warpwatch_telemetry.records import (
-    Clock,
-    DeviceReading,
-    End,
-    RankEvent,
-    RankSeen,
-    Record,
-    Step,
-)
+from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record, Step
 
 # A failing stream is not made smaller: that takes minutes.
 BOUNDED = settings(

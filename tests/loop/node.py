@@ -36,10 +36,7 @@ def poll(ask: Callable[[], Any], what: object) -> Any:
 
 
 def started(
-    arguments: list[str],
-    log: Path,
-    environment: dict[str, str],
-    stdin: int = subprocess.DEVNULL,
+    arguments: list[str], log: Path, environment: dict[str, str], stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
     """Start Python with these arguments; its output goes to the end of ``log``."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WARPWATCH_")}

@@ -5,11 +5,7 @@ import subprocess
 from pathlib import Path
 
 
-def make_certificate(
-    folder: Path,
-    name: str = "tls",
-    subject: str = "IP:127.0.0.1",
-) -> Path:
+def make_certificate(folder: Path, name: str = "tls", subject: str = "IP:127.0.0.1") -> Path:
     """Write NAME.key and NAME.crt, which signs itself, and return the path of the latter."""
     key, request, signed = (folder / f"{name}.{end}" for end in ("key", "csr", "crt"))
     extensions = folder / f"{name}.extensions"

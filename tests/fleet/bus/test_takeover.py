@@ -21,10 +21,7 @@ NUMBER = said.partition_of(RUN.job_id)
 # Both ranks stand still from second 100 to 120.
 SECONDS, STANDS = 150, range(100, 120)
 CONFIG = FleetFile.model_validate(
-    {
-        "detection": {"hang": {"timeout_s": 5, "warmup_timeout_s": 5}},
-        "anomalies": {"reopen_s": 0},
-    }
+    {"detection": {"hang": {"timeout_s": 5, "warmup_timeout_s": 5}}, "anomalies": {"reopen_s": 0}}
 )
 
 
