@@ -44,30 +44,15 @@ ITSELF.append(ITSELF)
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [
-        (X, (4, 0)),
-        ([X, Y], (4, 0)),
-        ((X, Y), (4, 0)),
-        (Pair(X, Y), (4, 0)),
-        ({"image": X, "label": Y}, (4, 0)),
-        ({"attention_mask": X, "input_ids": IDS}, (4, 40)),
-        (UserDict(attention_mask=X, input_ids=IDS), (4, 40)),
-        (({"input_ids": IDS}, Y), (4, 40)),
-        ({"input_ids": [IDS, IDS]}, (4, 0)),
-        ([numpy.float32(1), X], (4, 0)),
-        (["a", 3, None, X], (4, 0)),
-        (Graph(), (7, 0)),
-        ([[[[X]]]], (4, 0)),
-        ([[[[[X]]]]], (0, 0)),
-        ([1] * 7 + [X], (4, 0)),
-        ([1] * 8 + [X], (0, 0)),
-        (["a", b"b"], (0, 0)),
-        (7, (0, 0)),
-        (None, (0, 0)),
-        ([], (0, 0)),
-        ({}, (0, 0)),
-        (ITSELF, (0, 0)),
+        (X, (4, 0)), ([X, Y], (4, 0)), ((X, Y), (4, 0)), (Pair(X, Y), (4, 0)),
+        ({"image": X, "label": Y}, (4, 0)), ({"attention_mask": X, "input_ids": IDS}, (4, 40)),
+        (UserDict(attention_mask=X, input_ids=IDS), (4, 40)), (({"input_ids": IDS}, Y), (4, 40)),
+        ({"input_ids": [IDS, IDS]}, (4, 0)), ([numpy.float32(1), X], (4, 0)),
+        (["a", 3, None, X], (4, 0)), (Graph(), (7, 0)), ([[[[X]]]], (4, 0)), ([[[[[X]]]]], (0, 0)),
+        ([1] * 7 + [X], (4, 0)), ([1] * 8 + [X], (0, 0)), (["a", b"b"], (0, 0)), (7, (0, 0)),
+        (None, (0, 0)), ([], (0, 0)), ({}, (0, 0)), (ITSELF, (0, 0)),
     ],
-)
+)  # fmt: skip
 def test_a_batch_is_measured_by_its_shapes(batch: Any, expected: tuple[int, int]) -> None:
     before = faults.count()
     assert measure(batch) == expected

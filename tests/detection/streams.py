@@ -14,7 +14,7 @@ from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
 from warpwatch_detection.job_steps import JobSteps
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.records import RankEvent, RankSeen, Record, Step
+from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Step
 
 EPOCH_S = 1_700_000_000.0
 
@@ -93,6 +93,13 @@ class Job:
                     tokens=int(tokens(self.step, rank)),
                 )  # fmt: skip
             self.step += 1
+
+
+def slow_rank(begin: int, steps: int) -> Iterator[Record]:
+    """Rank 1 of two is slow for ``steps`` from ``begin`` on; then the job ends."""
+    job = Job(ranks=2, step_s=0.5, noise=0.02)
+    yield from (*job.seen(), *job.steps(begin), *job.steps(steps, compute=on(1, 0.2)))
+    yield End(job.time, "llama")
 
 
 def detection(**sections: Any) -> Detection:

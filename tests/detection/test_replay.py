@@ -1,32 +1,22 @@
 """A log of records through the engine: made ones, and those that daemons recorded."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.detection.streams import EPOCH_S, Job, kinds_of
+from tests.detection.streams import EPOCH_S, Job, kinds_of, slow_rank
 from warpwatch_daemon.cli.replay import LogReader, read_lines
 from warpwatch_detection.replay import LogReplay
-from warpwatch_telemetry.records import End, Record
-
-
-def slow_rank(steps: int = 200) -> Iterator[Record]:
-    job = Job(ranks=2, step_s=0.5, noise=0.02)
-    yield from job.seen()
-    yield from job.steps(300)
-    yield from job.steps(steps, compute=lambda _, rank: 0.2 if rank == 1 else 0.0)
-    yield End(job.time, "llama")
 
 
 @pytest.mark.parametrize("until", [300, EPOCH_S + 50])
 def test_a_replay_stops_before_a_step_or_a_time(until: float) -> None:
-    assert list(LogReplay().run(slow_rank(), until=until)) == []
+    assert list(LogReplay().run(slow_rank(300, 200), until=until)) == []
 
 
 def test_what_a_replay_found_is_kept_with_its_end_and_its_last_status() -> None:
     replay = LogReplay(explain=True)
-    (straggler,) = list(replay.run(slow_rank()))
+    (straggler,) = list(replay.run(slow_rank(300, 200)))
     assert (straggler.kind, straggler.rank, straggler.end_time) == ("straggler", 1, None)
     assert replay.anomalies[straggler.id].end_time is not None
     answers = {(kind, one.job, one.rank): one.answer for kind, one in replay.statuses()}

@@ -106,98 +106,62 @@ def refuse_configuration(site: Site) -> None:
     node.config.write_text(text)
 
 
-JOB, BERT = {"training_job": "llama"}, {"training_job": "bert"}
+def tell(job: str, *words: str) -> Callable[[Site], object]:
+    return lambda site: site.tell(job, *words)
+
+
+def terminate(job: str) -> Callable[[Site], object]:
+    return lambda site: site.signal_job(job, signal.SIGTERM)
+
+
+def heat(reasons: int | None) -> Callable[[Site], object]:
+    return lambda site: site.drivers[2].set(4, throttle_reasons=reasons)
+
+
+JOB, BERT, GPT = ({"training_job": name} for name in ("llama", "bert", "gpt"))
 # The faults of a group start together, and end before the next group's start.
 GROUPS = (
     (
-        Fault(
-            "a rank computes 80 % longer than its peers on other nodes",
-            lambda site: site.tell("llama", "slow 3"),
-            lambda site: site.tell("llama"),
-            (JOB | {"rank": "3"} | gpu(1, 1),),
-        ),
-        Fault(
-            "XID 31, a program's error, on the GPU of a rank",
-            lambda site: site.drivers[1].xid(2, 31),
-            about=(BERT | {"rank": "0"} | gpu(1, 2),),
-        ),
-        Fault(
-            "heat slows an idle GPU down",
-            lambda site: site.drivers[2].set(4, throttle_reasons=0x20),
-            lambda site: site.drivers[2].set(4, throttle_reasons=None),
-            (gpu(2, 4),),
-        ),
-        Fault(
-            "an agent refuses its new configuration",
-            refuse_configuration,
-            about=({"node": "gpu-1"},),
-        ),
+        Fault("a rank computes 80 % longer than its peers on other nodes",
+              tell("llama", "slow 3"), tell("llama"), (JOB | {"rank": "3"} | gpu(1, 1),)),
+        Fault("XID 31, a program's error, on the GPU of a rank",
+              lambda site: site.drivers[1].xid(2, 31), about=(BERT | {"rank": "0"} | gpu(1, 2),)),
+        Fault("heat slows an idle GPU down", heat(0x20), heat(None), (gpu(2, 4),)),
+        Fault("an agent refuses its new configuration",
+              refuse_configuration, about=({"node": "gpu-1"},)),
     ),
     (
-        Fault(
-            "a rank of a job on three nodes stops in a step",
-            lambda site: site.tell("llama", "hang 0"),
-            lambda site: site.tell("llama"),
-            (JOB,),
-        ),
-        Fault(
-            "both ranks of a job wait for their data",
-            lambda site: site.tell("bert", "data 0", "data 1"),
-            lambda site: site.tell("bert"),
-            (BERT | {"node": "gpu-2"},),
-        ),
-        Fault(
-            "two idle GPUs of two nodes fall off the bus (XID 79)",
-            lambda site: lose(site, (0, 5), (2, 5)),
-            lambda site: serve(site, (0, 5), (2, 5)),
-            (gpu(0, 5), gpu(2, 5)),
-        ),
+        Fault("a rank of a job on three nodes stops in a step",
+              tell("llama", "hang 0"), tell("llama"), (JOB,)),
+        Fault("both ranks of a job wait for their data",
+              tell("bert", "data 0", "data 1"), tell("bert"), (BERT | {"node": "gpu-2"},)),
+        Fault("two idle GPUs of two nodes fall off the bus (XID 79)",
+              lambda site: lose(site, (0, 5), (2, 5)), lambda site: serve(site, (0, 5), (2, 5)),
+              (gpu(0, 5), gpu(2, 5))),
     ),
     (
-        Fault(
-            "the GPU of a rank falls off the bus, and its job stands still",
-            lose_under_a_job,
-            serve_under_a_job,
-            (JOB | {"rank": "4"} | gpu(2, 0),),
-        ),
+        Fault("the GPU of a rank falls off the bus, and its job stands still",
+              lose_under_a_job, serve_under_a_job, (JOB | {"rank": "4"} | gpu(2, 0),)),
         Fault("Ctrl-C ends a job", interrupt),
     ),
     (
-        Fault(
-            "a rank raises an exception, and the launcher ends the others",
-            lambda site: site.tell("llama", "crash 5"),
-            lambda site: site.signal_job("llama", signal.SIGTERM),
-            (JOB | {"rank": "5"} | gpu(2, 1),),
-        ),
-        Fault(
-            "a rank runs out of memory",
-            lambda site: site.tell("gpt", "oom 1"),
-            lambda site: site.signal_job("gpt", signal.SIGTERM),
-            ({"training_job": "gpt", "rank": "1"} | gpu(0, 3),),
-        ),
+        Fault("a rank raises an exception, and the launcher ends the others",
+              tell("llama", "crash 5"), terminate("llama"), (JOB | {"rank": "5"} | gpu(2, 1),)),
+        Fault("a rank runs out of memory",
+              tell("gpt", "oom 1"), terminate("gpt"), (GPT | {"rank": "1"} | gpu(0, 3),)),
     ),
     (
-        Fault(
-            "an agent ends",
-            lambda site: site.cluster.nodes[2].kill_daemon(),
-            lambda site: site.start_agent(2),
-            ({"node": "gpu-3"},),
-        ),
-        Fault(
-            "an agent does not accept the fleet's token any more",
-            lambda site: restart_agent(site, 1, "other"),
-            lambda site: restart_agent(site, 1, "token"),
-            ({"node": "gpu-2"},),
-        ),
+        Fault("an agent ends", lambda site: site.cluster.nodes[2].kill_daemon(),
+              lambda site: site.start_agent(2), ({"node": "gpu-3"},)),
+        Fault("an agent does not accept the fleet's token any more",
+              lambda site: restart_agent(site, 1, "other"),
+              lambda site: restart_agent(site, 1, "token"), ({"node": "gpu-2"},)),
     ),
     (
-        Fault(
-            "the only process of the fleet ends",
-            lambda site: site.cluster.kill_fleet(),
-            lambda site: site.cluster.start_fleet(),
-        ),
+        Fault("the only process of the fleet ends",
+              lambda site: site.cluster.kill_fleet(), lambda site: site.cluster.start_fleet()),
     ),
-)
+)  # fmt: skip
 
 
 def documented() -> Iterator[tuple[str, str, list[str]]]:

@@ -68,17 +68,11 @@ def test_an_anomaly_is_counted_once_and_known_to_the_next_daemon_before_its_firs
 @pytest.mark.parametrize(
     ("stage", "name"),
     [
-        (CaptureService, "observe"),
-        (CaptureService, "advance"),
-        (Archive, "observe"),
-        (Archive, "advance"),
-        (Archive, "note_change"),
-        (Triggers, "advance"),
-        (RanksSource, "devices"),
-        (Detection, "feed"),
-        (Oom, "observe"),
+        (CaptureService, "observe"), (CaptureService, "advance"), (Archive, "observe"),
+        (Archive, "advance"), (Archive, "note_change"), (Triggers, "advance"),
+        (RanksSource, "devices"), (Detection, "feed"), (Oom, "observe"),
     ],
-)
+)  # fmt: skip
 def test_a_stage_or_detector_that_fails_costs_no_other_one_and_no_other_record(
     node, monkeypatch, stage, name
 ):

@@ -5,14 +5,14 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.detection.streams import EPOCH_S, Job
+from tests.detection.streams import EPOCH_S, Job, slow_rank
 from warpwatch_daemon.cli import main, replay
 from warpwatch_daemon.cli.replay import LogReader, read_lines
 from warpwatch_detection.anomalies.tracked import Suppressed
@@ -20,26 +20,17 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Anomaly, Detected
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.log import encode
-from warpwatch_telemetry.records import End, Record
+from warpwatch_telemetry.records import Record
 
 
 def lines(records: Iterable[Record]) -> list[bytes]:
     return [json.dumps(encode(record)).encode() + b"\n" for record in records]
 
 
-def slow_rank(steps: int = 300) -> Iterator[Record]:
-    """Rank 1 of two is slow from step 500 on; then the job ends."""
-    job = Job(ranks=2, step_s=0.5, noise=0.02)
-    yield from job.seen()
-    yield from job.steps(500)
-    yield from job.steps(steps, compute=lambda _, rank: 0.2 if rank == 1 else 0.0)
-    yield End(job.time, "llama")
-
-
 @pytest.fixture(scope="module")
 def slow_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("logs") / "slow.jsonl"
-    path.write_bytes(b"".join(lines(slow_rank())))
+    path.write_bytes(b"".join(lines(slow_rank(500, 300))))
     return path
 
 

@@ -53,33 +53,24 @@ NODES: dict[str, tuple[Group, dict[str, Any]]] = {
     },
     "InfiniBand that NCCL does not use": (
         nccl_checks,
-        {
-            "files": {PORT: "4: ACTIVE\n"},
-            "environ": {"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "mlx4"},
-        },
+        {"files": {PORT: "4: ACTIVE\n"},
+         "environ": {"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "mlx4"}},
     ),
-    "the file of NCCL": (
-        nccl_checks,
-        {"files": {"/etc/nccl.conf": "# fast\nNCCL_PROTO = Simple\n"}},
-    ),
+    "the file of NCCL":
+        (nccl_checks, {"files": {"/etc/nccl.conf": "# fast\nNCCL_PROTO = Simple\n"}}),
     "processes that train": (
         nccl_checks,
-        {
-            "survey": surveyed(training(7, 8)),
-            "files": HOST_PIDS
-            | environment(7, NCCL_P2P_DISABLE="1", PASSWORD="secret", NCCL_SOCKET_IFNAME="ens5")
-            | environment(8, NCCL_P2P_DISABLE="1", NCCL_SOCKET_IFNAME="eth", NCCL_DEBUG="INFO"),
-        },
+        {"survey": surveyed(training(7, 8)),
+         "files": HOST_PIDS
+         | environment(7, NCCL_P2P_DISABLE="1", PASSWORD="secret", NCCL_SOCKET_IFNAME="ens5")
+         | environment(8, NCCL_P2P_DISABLE="1", NCCL_SOCKET_IFNAME="eth", NCCL_DEBUG="INFO")},
     ),
     # There, processes are known by their open GPUs.
     "another PID namespace": (
         nccl_checks,
-        {
-            "survey": surveyed(training(7)),
-            "files": environment(7, CUDA_LAUNCH_BLOCKING="1")
-            | environment(9, NCCL_P2P_DISABLE="1")
-            | {"/proc/9/fd/4": "-> /dev/nvidia0", "/proc/7/fd/4": "-> /dev/null"},
-        },
+        {"survey": surveyed(training(7)),
+         "files": environment(7, CUDA_LAUNCH_BLOCKING="1") | environment(9, NCCL_P2P_DISABLE="1")
+         | {"/proc/9/fd/4": "-> /dev/nvidia0", "/proc/7/fd/4": "-> /dev/null"}},
     ),
     "no kernel log": (gpus.xid_checks, {}),
     "InfiniBand that is down": (host_checks, {"files": {PORT: "1: DOWN\n"}}),
@@ -87,7 +78,7 @@ NODES: dict[str, tuple[Group, dict[str, Any]]] = {
         host_checks,
         {"files": {PORT: "4: ACTIVE\n", "/proc/pressure/cpu": "some\n"} | PEER_MEMORY},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", NODES.values(), ids=NODES)
