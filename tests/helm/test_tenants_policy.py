@@ -45,6 +45,10 @@ def host(path: str) -> Change:
     return lambda pod: pod["spec"]["volumes"].append(volume)
 
 
+def mounts(name: str, into: str = "containers", **options: str) -> Change:
+    return lambda pod: pod["spec"].setdefault(into, []).append(mount(name, **options))
+
+
 def env(*entries: chart.Object) -> Change:
     return lambda pod: pod["spec"]["containers"][0].update(env=list(entries))
 
@@ -75,18 +79,10 @@ def test_pods_without_a_folder_of_the_host_and_the_examples_are_let_in(policy):
         # Above them, and another name of the same.
         (host("/run"), HOST_PATH),
         (host("/var/run/warpwatch/pods"), HOST_PATH),
-        (lambda pod: pod["spec"]["initContainers"].append(mount("warpwatch-run")), SUB_PATH),
-        (
-            lambda pod: pod["spec"]["containers"].append(mount("warpwatch-run", subPath="b7")),
-            SUB_PATH,
-        ),
-        (lambda pod: pod["spec"].update(ephemeralContainers=[mount("warpwatch-inbox")]), SUB_PATH),
-        (
-            lambda pod: pod["spec"]["containers"].append(
-                mount("warpwatch-run", subPathExpr="$(WARPWATCH_POD_UID)/..")
-            ),
-            SUB_PATH,
-        ),
+        (mounts("warpwatch-run", "initContainers"), SUB_PATH),
+        (mounts("warpwatch-run", subPath="b7"), SUB_PATH),
+        (mounts("warpwatch-inbox", "ephemeralContainers"), SUB_PATH),
+        (mounts("warpwatch-run", subPathExpr="$(WARPWATCH_POD_UID)/.."), SUB_PATH),
         (env(), POD_UID),
         (env(LITERAL), POD_UID),
         (env(OTHER_FIELD), POD_UID),

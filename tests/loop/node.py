@@ -82,6 +82,10 @@ class ApiAnswers:
         """Return the captures whose requests have these values."""
         return [c for c in self.get("captures") if request.items() <= c["request"].items()]
 
+    def ended(self, **request: object) -> list[Any]:
+        """Return those of these captures that have an outcome."""
+        return [capture for capture in self.captures(**request) if capture["outcome"]]
+
     def steps(self, job: str) -> list[int]:
         """Return the number of steps of each rank of the job."""
         return [rank["steps_total"] for rank in self.get("ranks") if rank["job"] == job]

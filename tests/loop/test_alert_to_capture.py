@@ -72,10 +72,8 @@ def test_an_alert_asks_for_the_capture_and_resolves_when_the_fault_ends(running:
     (alert,) = poll(straggler, "the alert fires: " + node.log("daemon"))
     assert (alert["training_job"], alert["rank"], alert["node"]) == ("llama-7b", "3", DRIVER_NODE)
 
-    def ended() -> list[Any]:
-        return [c for c in node.captures(trigger="alert") if c["outcome"] is not None]
-
-    (capture,) = poll(ended, "the capture is taken: " + node.log("daemon"))
+    taken = "the capture is taken: " + node.log("daemon")
+    (capture,) = poll(lambda: node.ended(trigger="alert"), taken)
     assert capture["outcome"] == "complete", capture
     assert capture["request"]["job"] == "llama-7b"
     assert 3 in [rank["rank"] for rank in capture["ranks"]]

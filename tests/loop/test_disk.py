@@ -68,7 +68,7 @@ def test_a_store_that_hangs_keeps_no_step_and_no_anomaly_from_being_seen(tmp_pat
             (found,) = node.get("anomalies")
             assert (found["kind"], found["job"]) == ("crash", "failing")
             assert node.get("captures")[0]["outcome"] is None
-        (capture,) = poll(lambda: ended(node), "the capture ends")
+        (capture,) = poll(node.ended, "the capture ends")
         assert capture["outcome"] == "complete"
         assert (Path(capture["folder"]) / "capture.json").exists()
         poll(lambda: '"exception"' in log.read_text(), "the log has what came meanwhile")
@@ -76,7 +76,3 @@ def test_a_store_that_hangs_keeps_no_step_and_no_anomaly_from_being_seen(tmp_pat
 
 def state_of(node: LoopNode) -> Any:
     return node.get("captures")[0]["ranks"][0]["state"]
-
-
-def ended(node: LoopNode) -> list[Any]:
-    return [capture for capture in node.get("captures") if capture["outcome"] is not None]

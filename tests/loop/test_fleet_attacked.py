@@ -182,12 +182,8 @@ def test_a_fleet_that_is_attacked_does_for_the_honest_what_it_always_does(attack
     anomalies = cluster.get("anomalies", job="train")
     named = {(one["kind"], one["rank"], one["node"]) for one in anomalies}
     assert named == {("straggler", SLOW_RANK, "gpu-2")}
-
-    def ended() -> list[Any]:
-        return [one for one in cluster.get("captures", job="train") if one["outcome"]]
-
     # It lasts for minutes: who asks again is asked about the first.
-    capture = poll(ended, cluster.log)[0]
+    capture = poll(lambda: cluster.ended(job="train"), cluster.log)[0]
     told = [(rank["rank"], rank["node"], rank["detail"]) for rank in capture["ranks"]]
     assert told == [(rank, HONEST[rank // 2], "") for rank in range(6)]
     assert (capture["outcome"], capture["request"]["trigger"]) == ("complete", "anomaly")

@@ -82,11 +82,8 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
 def answer(node: LoopNode) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
     """The capture that followed the hang, and the stacks of each rank that brought some."""
 
-    def ended() -> Any:
-        found = node.captures(anomaly_kind="hang")
-        return found and found[0]["outcome"] and found[0]
-
-    capture: dict[str, Any] = poll(ended, "a capture: " + node.log("daemon"))
+    known = "a capture: " + node.log("daemon")
+    capture: dict[str, Any] = poll(lambda: node.ended(anomaly_kind="hang"), known)[0]
     stacks = {}
     for rank in capture["ranks"]:
         if rank["file"]:

@@ -184,28 +184,21 @@ def failed(detail: str) -> Callable[[CaptureNode], None]:
         (died_after("capture_armed"), "missing", "the process died while armed"),
         (died_after("capture_started"), "missing", "the process died while recording"),
         (lambda node: node.rings[1].end(), "missing", "the process ended before it answered"),
-        (
-            lambda node: node.poll(after_s=60),
-            "missing",
-            "step 3 not begun within 60 s: the process is stopped",
-        ),
+        (lambda node: node.poll(after_s=60), "missing",
+         "step 3 not begun within 60 s: the process is stopped"),
         (failed("no_space"), "failed", "no_space"),
-        (
-            failed("no_inbox"),
-            "failed",
-            "no_inbox: start the training with WARPWATCH_INBOX=/.*/inbox",
-        ),
+        (failed("no_inbox"), "failed",
+         "no_inbox: start the training with WARPWATCH_INBOX=/.*/inbox"),
         (linked, "failed", ".*"),
         (named("../0123456789abc"), "failed", ".*the answer has no token of a file"),
         (delivered(lambda path: os.link(path, f"{path}.other")), "failed", ".* has 2 links.*"),
         pytest.param(
-            delivered(lambda path: os.chown(path, 1234, 1234)),
-            "failed",
+            delivered(lambda path: os.chown(path, 1234, 1234)), "failed",
             ".* belongs to uid 1234.*",
             marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away"),
         ),
     ],
-)
+)  # fmt: skip
 def test_a_rank_without_a_file_is_named_and_costs_the_other_nothing(node, bring, state, detail):
     asked = node.service.request(MANUAL)
     node.deliver(0)
