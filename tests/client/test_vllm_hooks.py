@@ -68,12 +68,8 @@ if front_end.logger_manager:
 def test_an_engine_in_one_process_reports_its_iterations_and_counts(folder):
     ring = ended(folder, ENGINE)
     said = ring.metadata
-    assert (said["job"], said["run"], said["kind"], said["role"]) == (
-        "tiny",
-        "start1",
-        "serve",
-        "rank",
-    )
+    about = {"job": "tiny", "run": "start1", "kind": "serve", "role": "rank"}
+    assert said.items() >= about.items()
     assert (said["rank"], said["world_size"], said["server"]) == (0, 1, "vllm 0.32.0")
     assert (
         said["note"]

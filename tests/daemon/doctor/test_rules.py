@@ -165,8 +165,7 @@ NODES = {
     **{
         f"MIG {name}": (surveyed(reading(values={"mig_mode": 1})), CONTROL | files)
         for name, files in (
-            ("with its monitor", {"/dev/nvidia-caps/nvidia-cap2": ""}),
-            ("without its monitor", {}),
+            ("with its monitor", {"/dev/nvidia-caps/nvidia-cap2": ""}), ("without its monitor", {}),
             ("without its monitor in a container", DOCKER),
         )
     },
@@ -176,10 +175,8 @@ NODES = {
         for where, files in (("", {VERSION: MODULE}), (" in a container", DOCKER))
     },
     "NVML that is switched off": (Survey(asked=False), {}),
-    "links of which one is down": (
-        surveyed(linked(0, UP, UP), linked(1, UP, UP), linked(2, UP, DOWN)),
-        {},
-    ),
+    "links of which one is down":
+        (surveyed(linked(0, UP, UP), linked(1, UP, UP), linked(2, UP, DOWN)), {}),
     "links that are all down": (surveyed(linked(0, DOWN, DOWN), linked(1, DOWN, DOWN)), {}),
     "pairs that copy through host memory": (surveyed(linked(0), linked(1), pairs=PAIRS), {}),
     "one GPU of two behind a translating IOMMU": (
@@ -191,7 +188,7 @@ NODES = {
         f"a fabric {state} {health:02b}": (surveyed(reading(fabric=Fabric(state, 0, health))), {})
         for state, health in ((0, 0), (3, 0), (3, 0b10), (3, 0b01), (1, 0))
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", NODES.values(), ids=NODES)

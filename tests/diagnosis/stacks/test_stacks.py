@@ -164,18 +164,15 @@ def test_each_situation_has_the_diagnosis_of_the_golden_file(tmp_path, golden):
     golden("diagnosis/stacks.json", json.dumps(found, indent=1).encode())
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"rank": 0, "thr', "[]", '{"rank": "1"}', '{"rank": 1}',
-        '{"rank": 1, "threads": [5, {"main": true, "frames": "x"}]}',
-    ],
-)  # fmt: skip
-def test_what_is_no_stacks_file_is_an_error(tmp_path, content):
-    path = tmp_path / "odd.json"
-    path.write_text(content)
-    with pytest.raises(TraceError):
-        diagnose_stacks([path])
+def test_what_is_no_stacks_file_is_an_error(tmp_path, cases):
+    def said(content: str) -> str:
+        path = tmp_path / "odd.json"
+        path.write_text(content)
+        with pytest.raises(TraceError) as caught:
+            diagnose_stacks([path])
+        return str(caught.value).replace(f"{tmp_path}/", "")
+
+    cases("diagnosis/odd_stacks.txt", said)
 
 
 @pytest.mark.parametrize("line", ["1" + "0" * 400, "-1", "2147483648", "NaN", "null", '"5"'])
