@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import ssl
 import time
 import zlib
 from abc import ABC, abstractmethod
@@ -82,9 +83,12 @@ class HttpLinks:
 
     def __init__(self, config: AgentsConfig, holder: str) -> None:
         self.holder = holder
-        self.scheme = "https" if config.ca_file is not None else "http"
         self.connecting = asyncio.Semaphore(MAX_CONNECTING)
-        self.verify = config.context("fleet.agents") if config.ca_file is not None else False
+        if config.ca_file is not None:
+            self.scheme, self.verify = "https", config.context("fleet.agents")
+        else:
+            # It is not used, but without it each client makes one of its own.
+            self.scheme, self.verify = "http", ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._token_file = config.token_file
         if self._token_file is not None:
             read_token(self._token_file, _TOKEN)

@@ -4,7 +4,7 @@ import gzip
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -30,8 +30,10 @@ def http_server(
             self.send_response(status)
             for name, value in ({"Content-Length": str(len(content))} | headers).items():
                 self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
+            # The client may have ended meanwhile.
+            with suppress(ConnectionError):
+                self.end_headers()
+                self.wfile.write(content)
 
         do_GET = do_POST = do_PATCH = do_PUT = _do
 
