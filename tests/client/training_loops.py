@@ -255,6 +255,13 @@ a_generator_before_its_critics_five_steps = lettered(10 * "gccccc")
 a_clock_that_steps_no_more_after_many_turns = lettered(50 * "ab" + 30 * "b")
 
 
+def an_optimizer_that_shared_all_steps_before_it_steps_alone() -> None:
+    net = model()
+    first, second = sgd(net, net)
+    train(net, first, second, steps=10)
+    train(net, second, steps=10)
+
+
 def a_new_optimizer_for_each_inner_loop() -> None:
     outer, inner = sgd(model()), [sgd(model()) for _ in range(20)]
     for optimizer in inner:

@@ -148,6 +148,12 @@ OTHERS: dict[str, tuple[str, str, str, dict[str, Extra]]] = {
         "step_spikes", ALONE, "5000",
         {"comm": lambda step, _: 9.0 * (step % 250 == 0) + 0.5 * (step % 200 == 0)},
     ),
+    "every second step is no spikes":
+        ("step_spikes", ALONE, "1500", {"comm": lambda step, _: 0.5 * (step % 2) * (step > 999)}),
+    "three spikes and a rise soon after them are a rise": (
+        "step_spikes", ALONE, "1500",
+        {"comm": lambda at, _: 0.5 * (at in (1000, 1009, 1017) or (at > 1029 and at % 6 != 3))},
+    ),
     "a level shift, however noisy, is no spikes":
         ("step_spikes", "1 1 0.04 0.04", "3000", {"compute": since(1000, 0.2)}),
     "milliseconds in short steps are no spikes": (

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, MemoryAgent, around_straggler
 from tests.daemon.http.everything import fill
-from warpwatch_daemon.cli import status
+from warpwatch_daemon.cli import main, status
 from warpwatch_daemon.cli.capture import describe
 from warpwatch_runtime.quantities import ago, gibibytes, rate, seconds, text
 from warpwatch_serving.page.captures import outcome, price
@@ -20,6 +21,7 @@ from warpwatch_serving.page.findings import headline
 from warpwatch_serving.page.jobs import RankedJob, cards
 from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
+from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.samples import SourceHealth
 from warpwatch_telemetry.state import Sensitivity, State
 
@@ -244,3 +246,43 @@ def test_what_commands_print_is_the_golden_text(client, full, golden, capsys):
     for capture in full.now.captures:
         text += "".join(f"{line}\n" for line in describe(capture, "http://localhost:9400"))
     golden("http/commands.txt", text.encode())
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "llama/monday": {"step_p50_s": 0.5, "phases_s": {"forward": 0.2, "wait": 0.1, "other": 0.2}},
+    "llama/tuesday": {
+        "step_p50_s": 0.6, "step_p95_s": 0.75, "tokens_per_s": 12_000.0, "world_size": 8,
+        "phases_s": {"forward": 0.3, "wait": 0.0976, "other": 0.1975, "eval": 0.0024},
+        "anomalies": {"straggler": 2, "hang": 1}, "end_time": NOW,
+    },
+    "chat/tuesday": {
+        "step_clock": "iteration()", "works": {"8": (300, -1200.0)},
+        "latencies": {"queue": (10, 0.8)},
+    },
+    "chat/new": {
+        "step_clock": "iteration()", "works": {"8": (300, -1230.0)},
+        "latencies": {"queue": (10, 1.0)},
+    },
+    "chat/few": {"step_clock": "iteration()"},
+}  # fmt: skip
+
+
+def test_runs_are_listed_and_compared_in_words(client, agent, golden, capsys):
+    agent.runs = []
+    for name, about in RUNS.items():
+        job, run = name.split("/")
+        fields = {"steps": 1200, "judged_steps": 1000, "ranks": (0,), **about}
+        agent.runs.append(RunSummary("uid/1000", job, run, NOW, NOW - 60, **fields))
+    shown = ""
+    for command in (
+        "", "--job llama", "compare monday llama/tuesday", "compare llama/tuesday monday",
+        "compare chat/tuesday new", "compare new few", "compare monday new",
+        "compare monday tuesday", "compare monday sunday",
+    ):  # fmt: skip
+        status_code = main(["runs", *command.split()])
+        out, err = capsys.readouterr()
+        shown += f"$ runs {command}\n{out}{err}{status_code}\n"
+    assert main(["runs", "--job", "chat", "--json"]) == 0
+    names = [one["run"] for one in json.loads(capsys.readouterr().out)["runs"]]
+    assert names == ["tuesday", "new", "few"]
+    golden("http/runs.txt", re.sub(r": \d{4}-\d\d-\d\d \d\d:\d\d,", ": TIME,", shown).encode())

@@ -138,6 +138,7 @@ def test_what_a_server_does_not_take_is_counted_by_what_it_is_said_once_and_trie
     own: dict[str, Any] = {**dict.fromkeys(kinds, True), "service_account": stand_in.folder}
     config = FleetConfig(kubernetes=KubernetesConfig(**own))
     slept: list[float] = []
+    alone: set[str] = set()
 
     def counted() -> list[float]:
         name = "warpwatch_fleet_kubernetes_errors_total"
@@ -154,6 +155,7 @@ def test_what_a_server_does_not_take_is_counted_by_what_it_is_said_once_and_trie
             await asyncio.sleep(0)
 
         async def at_once(work: Any) -> None:
+            alone.add(work.__qualname__)
             await work(0)
 
         no_captures: Any = None
@@ -168,4 +170,6 @@ def test_what_a_server_does_not_take_is_counted_by_what_it_is_said_once_and_trie
 
     asyncio.run(run())
     assert set(slept) == {5.0}
+    # Workers of one fleet share `max_tainted`.
+    assert alone == {"Taints.advance"}
     assert caplog.text.count("503: try again") == 3
