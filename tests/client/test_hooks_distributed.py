@@ -105,11 +105,11 @@ def test_compiled_collectives_are_those_of_a_plain_program(plain: Ranks, hooked:
 
 
 def test_calls_keep_signature_identity_and_derived_classes(plain: Ranks, hooked: Ranks) -> None:
-    for name in ("signature", "same", "derived"):
+    for name in ("signature", "same", "remapped", "derived"):
         assert hooked[0][name] == plain[0][name], name
 
 
 def test_hooks_that_come_after_torch_do_the_same(plain: Ranks, hooked_late: Ranks) -> None:
-    for name in ("alone", "compiled", "signature", "same", "derived"):
+    for name in ("alone", "compiled", "signature", "same", "remapped", "derived"):
         late, unobserved = hooked_late[0][name], plain[0][name]
         assert late == unobserved or late["losses"] == unobserved["losses"], name

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import all_reduce
 from torch.distributed._functional_collectives import all_reduce as functional_all_reduce
+from torch.distributed._functional_collectives import traceable_collective_remaps
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.waiting import eventually
@@ -220,6 +221,7 @@ def compiled_data_parallel() -> None:
 def identity() -> None:
     found["signature"] = str(inspect.signature(dist.all_reduce))
     found["same"] = pickle.loads(pickle.dumps(dist.broadcast)) is dist.broadcast
+    found["remapped"] = dist.all_reduce in traceable_collective_remaps
 
     class Late(dist.Work):  # type: ignore[misc]
         """Without a ``wait`` of its own."""

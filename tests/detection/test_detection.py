@@ -75,12 +75,15 @@ def test_a_job_that_was_silent_for_long_makes_room_for_another():
     engine = detection()
     for number in range(256):
         engine.feed(Step(EPOCH_S + (number != 7), f"job-{number:03}", 0, 0, 0.1))
+    # Another rank of a job takes no place of one.
+    engine.feed(Step(EPOCH_S + 599.8, "job-008", 1, 0, 0.1))
     engine.feed(Step(EPOCH_S + 599.9, "job-early", 0, 0, 0.1))
     engine.feed(Step(EPOCH_S + 600, "job-new", 0, 0, 0.1))
     assert engine.refused == {"anomalies": 0, "jobs": 2}
     remembered = snapshot.save(engine.parts())
     assert b"job-007" not in remembered and b"job-early" not in remembered
     assert b"job-new" in remembered
+    assert len(engine.state.ranks.jobs[Step(0.0, "job-008", 0, 0, 0.1).job_id]) == 2
 
 
 def test_an_owner_with_many_jobs_leaves_room_for_those_of_others():

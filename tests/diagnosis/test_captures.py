@@ -129,6 +129,15 @@ def one_more_collective() -> list[TraceFile]:
     return ranks
 
 
+def at_other_times() -> list[TraceFile]:
+    """Two ranks whose collectives have nothing but the name in common."""
+    ranks = [rank_trace(rank, late_us=LATEST_US, steps=5) for rank in (0, 1)]
+    collectives = [one for one in ranks[1].events if one["name"].startswith("nccl")]
+    for step, collective in enumerate(collectives):
+        collective["ts"] -= 1000 * step
+    return ranks
+
+
 def slow_node() -> list[TraceFile]:
     """Ranks 2 and 3 are late by turns: each brings half of the lateness."""
     ranks = [rank_trace(rank) for rank in range(RANKS)]
@@ -386,6 +395,7 @@ CAPTURES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
         f"stages at {place}": (stages([6000, 500], True, pipeline=place), {}, "inconclusive")
         for place in ([0, 3], [0, 0], [True, 2], "first", None, [5, 2])
     },
+    "collectives of which one in five ends together": (at_other_times(), {}, "healthy"),
     "a busy GPU": ([stepped(kernel(0, STEP_US, -50))], {}, "healthy"),
     # Compiled code without events of its own counts as operators.
     "a busy CPU": ([stepped(operator(0, STEP_US, "Torch-Compiled Region: 0/0"))], {}, "healthy"),

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from warpwatch_daemon.cli import GROUP, main
 from warpwatch_daemon.cli.capture import run_of
+from warpwatch_daemon.demo.processes import DemoProcesses
 from warpwatch_telemetry.errors import Refused
 
 ROOT = Path(__file__).parents[3]
@@ -101,6 +103,18 @@ def test_a_replica_of_a_server_is_captured_by_its_name():
     assert run_of(api, "chat-1") == "r-1"
     with pytest.raises(Refused, match="no replica 'r' is known; replicas: chat-0, chat-1"):
         run_of(api, "r")
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_the_demo_leaves_captures_and_nothing_else(captured, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with DemoProcesses("127.0.0.1:0", None) as demo:
+        demo.switch.set("slow_rank")
+        demo.store.mkdir()
+        if captured:
+            (demo.store / "capture.json").touch()
+    left = [path.relative_to(demo.work) for path in tmp_path.rglob("*") if path.is_file()]
+    assert (left, demo.work.exists()) == ([Path("captures/capture.json")] * captured, captured)
 
 
 def leaves(tree: Any) -> int:

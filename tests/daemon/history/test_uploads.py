@@ -233,8 +233,8 @@ def test_a_large_trace_goes_in_parts(node, s3):
 
 
 def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(node, s3, capsys):
-    def diagnosis(address: str) -> object:
-        assert diagnose(["--json", address]) in (0, 1)
+    def diagnosis(*address: str) -> object:
+        assert diagnose(["--json", *address]) in (0, 1)
         return json.loads(capsys.readouterr().out)
 
     well = node.priced(request=replace(MANUAL, trigger="baseline"))
@@ -246,6 +246,9 @@ def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(node, s3, capsys):
     local = json.loads(Path(str(capture.folder), "diagnosis.json").read_text())
     assert "rank 0 since step 7" in json.dumps(local)
     assert diagnosis(str(capture.remote)) == local
+    # A baseline that the user names is the only one.
+    own = str(Path(str(capture.folder), "rank0.pt.trace.json.gz"))
+    assert diagnosis(str(capture.remote), "--baseline", own) != local
     # Without its own description it is another capture.
     assert diagnosis(f"{capture.remote}rank0.pt.trace.json.gz") != local
 

@@ -75,10 +75,16 @@ def test_a_hostile_name_is_one_short_line(node):
     assert job.isprintable()
 
 
-def test_a_broken_record_is_lost_not_fatal(node):
+@pytest.mark.parametrize("by", [None, 1, 3])
+def test_a_broken_record_is_lost_not_fatal(node, by):
+    """Or one that another record has written over: the next round may be written meanwhile."""
     ring = node.ring()
     ring.steps_of(3)
-    ring.put(protocol.record_offset(2) + 30, b"\xff\xff")
+    if by is None:
+        ring.put(protocol.record_offset(2) + 30, b"\xff\xff")
+    else:
+        other = ring.path.read_bytes()[protocol.record_offset(by) :][: protocol.RECORD_SIZE]
+        ring.put(protocol.record_offset(2), other)
     state = node.newest()
     assert (state.lost_records, sum(state.durations.counts)) == (1, 2)
 

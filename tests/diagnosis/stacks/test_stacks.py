@@ -175,6 +175,15 @@ def test_what_is_no_stacks_file_is_an_error(tmp_path, cases):
     cases("diagnosis/odd_stacks.txt", said)
 
 
+def test_a_stacks_file_has_at_most_16_mebibytes(tmp_path):
+    path = stack(tmp_path, 0, BARRIER)
+    path.write_text(path.read_text().ljust(2**24))
+    diagnose_stacks([path])
+    path.write_text(path.read_text() + " ")
+    with pytest.raises(TraceError, match="more than 16,777,216 bytes"):
+        diagnose_stacks([path])
+
+
 @pytest.mark.parametrize("line", ["1" + "0" * 400, "-1", "2147483648", "NaN", "null", '"5"'])
 def test_a_line_that_cannot_be_one_is_line_zero(tmp_path, line):
     path = stack(tmp_path, 0, None)

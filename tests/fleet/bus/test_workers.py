@@ -30,6 +30,7 @@ from warpwatch_fleet.targets import Target
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.bus import Bucket, Bus, BusError, Turns
 from warpwatch_telemetry import bus_messages as said
+from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import JobId
 
 STEPS = 300
@@ -349,6 +350,17 @@ def test_a_node_has_its_condition_from_the_worker_that_reads_its_own_lines():
         cluster.add_node(target_of(who, partition))
     api: Any = None
     assert list(Conditions(api, cluster).wanted()) == ["gpu-1"]
+
+
+def test_a_fault_of_a_device_is_shown_once_though_two_streams_of_its_agent_have_it():
+    config = FleetFile.model_validate({})
+    cluster, node = Cluster(config.detection, config.anomalies), TestNode("gpu-1")
+    node.stream.put_anomaly(Anomaly(NOW, "critical", "!", job="llama", id="1", kind="xid"))
+    lines = node.lines(NOW)
+    for partition in (None, 5):
+        cluster.add_node(target := target_of(NODE, partition))
+        cluster.feed(target.address, lines, NOW)
+    assert len(list(cluster.anomalies())) == 1
 
 
 def test_clocks_are_sent_every_other_second_the_nodes_every_fourth_and_never_late():
