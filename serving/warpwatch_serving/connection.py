@@ -179,10 +179,10 @@ class HttpStream:
             await self._app(self._scope(request), self._receive, self._send)
             self._slot.answering = False
         except h11.RemoteProtocolError as error:
-            if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                status, headers = error.error_status_hint, {"connection": "close"}
-                refusal = Response(_BAD_REQUEST, status, headers, "application/json")
-                await refusal({"type": "http"}, self._receive, self._send)
+            # Of the head: ``_receive`` takes an error of the body as the end of the request.
+            status, headers = error.error_status_hint, {"connection": "close"}
+            refusal = Response(_BAD_REQUEST, status, headers, "application/json")
+            await refusal({"type": "http"}, self._receive, self._send)
             return False
         if {self._http.our_state, self._http.their_state} != {h11.DONE}:
             return False
