@@ -101,19 +101,20 @@ class HttpLinks:
             timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_keepalive_connections=MAX_CONNECTING),
             follow_redirects=False,
-            headers={"Accept-Encoding": "gzip"},
             trust_env=False,
         )
 
     def headers(self, target: Target) -> dict[str, str]:
-        """Return the token's header, but none for a tenant's own agent."""
+        """Return the headers of a request, without the token for a tenant's own agent."""
+        # The one encoding that ``_unpacker`` reads.
+        headers = {"Accept-Encoding": "gzip"}
         if self._token_file is None or target.owner is not None:
-            return {}
+            return headers
         try:
             token = read_token(self._token_file, _TOKEN).decode()
         except (UsageError, UnicodeDecodeError) as error:
             raise AgentError(str(error)) from error
-        return {"Authorization": f"Bearer {token}"}
+        return headers | {"Authorization": f"Bearer {token}"}
 
     def link(self, target: Target) -> HttpLink:
         """Return the link to the agent at this target."""

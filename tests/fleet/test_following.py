@@ -143,12 +143,12 @@ def test_nobody_listens_there():
 @contextmanager
 def answering(body: bytes) -> Iterator[Target]:
     """Run a server that sends this to the first peer and holds the connection."""
-    over = threading.Event()
+    over, requests = threading.Event(), list[bytes]()
 
     def answer() -> None:
         connection, _ = listener.accept()
         with connection:
-            connection.recv(65536)
+            requests.append(connection.recv(65536).lower())
             with suppress(OSError):
                 connection.sendall(body)
                 if not body.endswith(b"{"):
@@ -163,6 +163,8 @@ def answering(body: bytes) -> Iterator[Target]:
         finally:
             over.set()
             thread.join()
+    # No other encoding is read.
+    assert b"\r\naccept-encoding: gzip\r\n" in requests[0]
 
 
 OK, LONG = b"HTTP/1.1 200 OK\r\n", b"\r\n" + 1100 * b"x" * 1024
