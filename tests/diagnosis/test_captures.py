@@ -129,12 +129,12 @@ def one_more_collective() -> list[TraceFile]:
     return ranks
 
 
-def at_other_times() -> list[TraceFile]:
-    """Two ranks whose collectives have nothing but the name in common."""
-    ranks = [rank_trace(rank, late_us=LATEST_US, steps=5) for rank in (0, 1)]
+def at_other_times(apart_us: int, steps: int) -> list[TraceFile]:
+    """Two ranks; the second's collectives end earlier from step to step."""
+    ranks = [rank_trace(rank, late_us=LATEST_US, steps=steps) for rank in (0, 1)]
     collectives = [one for one in ranks[1].events if one["name"].startswith("nccl")]
     for step, collective in enumerate(collectives):
-        collective["ts"] -= 1000 * step
+        collective["ts"] -= apart_us * step
     return ranks
 
 
@@ -395,7 +395,8 @@ CAPTURES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
         f"stages at {place}": (stages([6000, 500], True, pipeline=place), {}, "inconclusive")
         for place in ([0, 3], [0, 0], [True, 2], "first", None, [5, 2])
     },
-    "collectives of which one in five ends together": (at_other_times(), {}, "healthy"),
+    "collectives of which one in five ends together": (at_other_times(1000, 5), {}, "healthy"),
+    "collectives of which two in four end together": (at_other_times(800, 4), {}, "healthy"),
     "a busy GPU": ([stepped(kernel(0, STEP_US, -50))], {}, "healthy"),
     # Compiled code without events of its own counts as operators.
     "a busy CPU": ([stepped(operator(0, STEP_US, "Torch-Compiled Region: 0/0"))], {}, "healthy"),
