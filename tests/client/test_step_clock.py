@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.daemon_side import Ring, written
+from tests.client.daemon_side import Ring
 from tests.client.interrupts import interrupted
 from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
@@ -288,15 +288,6 @@ def test_a_ring_that_comes_after_the_last_step_has_the_totals(watched, tmp_path)
     assert (totals.steps, totals.samples) == (3, 12)
     ring.close()
     os.close(folder)
-
-
-def test_what_waits_for_another_thread_is_written_with_the_next_record(ring):
-    with ring._lock:
-        ring.event("first")
-        ring.event("second")
-        assert written(ring) == []
-    ring.event("third")
-    assert [record.sequence for record in written(ring)] == [1, 2, 3]
 
 
 def test_a_closed_file_is_no_error(watched, clock, ring):

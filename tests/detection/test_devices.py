@@ -278,19 +278,14 @@ def test_errors_that_are_counted_after_the_driver_was_loaded_again_are_news() ->
     assert (anomaly.kind, anomaly.value) == ("ecc_uncorrectable", 2.0)
 
 
-@pytest.mark.parametrize(
-    ("after_s", "counted"),
-    # The last one: the clock was set back.
-    [(HOLD_S, 3.0), (HOLD_S + 1, 1.0), (-3600.0, 1.0)],
-)
-def test_errors_are_counted_together_while_the_last_one_is_held(after_s, counted):
+def test_errors_are_counted_together_while_the_last_one_is_held():
     detector = DETECTORS["ecc_uncorrectable"](DetectionConfig(), AnomaliesConfig(), RankDevices())
-    count = key("ecc_errors_total", "uncorrected")
-    values = []
-    for at, total in ((-1.0, 0.0), (0.0, 2.0), (after_s, 3.0)):
-        seen = DeviceReading(EPOCH_S + at, "GPU-0", {count: total})
+    count, values = key("ecc_errors_total", "uncorrected"), []
+    # At last the clock is set back.
+    for total, at in enumerate((0.0, 1.0, HOLD_S + 1, 2 * HOLD_S + 2, -3600.0)):
+        seen = DeviceReading(EPOCH_S + at, "GPU-0", {count: float(total)})
         values += [found.value for found in detector.observe(seen)]
-    assert values == [2.0, counted]
+    assert values == [1.0, 2.0, 1.0, 1.0]
 
 
 # --- healthy devices ---

@@ -7,19 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec.structs import replace
 
-from tests.detection.streams import (
-    EPOCH_S,
-    Job,
-    alone,
-    detection,
-    fed,
-    joined,
-    kinds_of,
-    lived,
-    on,
-    opened,
-)
+from tests.detection.streams import EPOCH_S, Job, alone, detection, fed, kinds_of, lived, on, opened
 from warpwatch_detection.detector import JobStep
+from warpwatch_detection.job_steps import JobSteps
 from warpwatch_detection.signals.peers import WorkScaling, compare, stages
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.log import Decoder, encode_line
@@ -269,10 +259,12 @@ def test_ranks_with_the_same_experts_are_alike_only_where_each_has_such_a_like()
 
 
 def test_a_rank_that_reports_no_place_leaves_that_of_the_job_unknown():
-    places: tuple[dict[str, tuple[int, int]], ...] = ({"data": (0, 2)}, {})
-    reports = [RankSeen(EPOCH_S, "llama", n, 2, parallel=place) for n, place in enumerate(places)]
-    (step,) = joined([*reports, *(Step(EPOCH_S, "llama", rank, 0, 1.0) for rank in (0, 1))])
-    assert step.alike is None
+    steps = JobSteps()
+    for rank in (0, 1):
+        place = {} if rank else {"data": (0, 2)}
+        steps.observe(RankSeen(EPOCH_S, "llama", rank, 2, parallel=place))
+    found = [steps.observe(Step(EPOCH_S, "llama", rank, 0, 1.0)) for rank in (0, 1)]
+    assert [step.alike for step in found if step is not None] == [None]
 
 
 def test_a_job_that_begins_again_has_no_straggler_until_it_is_known_again():

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, MemoryAgent, around_straggler
 from tests.daemon.http.everything import fill
 from warpwatch_daemon.cli import main, status
@@ -248,40 +249,16 @@ def test_what_commands_print_is_the_golden_text(client, full, golden, capsys):
     golden("http/commands.txt", text.encode())
 
 
-RUNS: dict[str, dict[str, Any]] = {
-    "llama/monday": {"step_p50_s": 0.5, "phases_s": {"forward": 0.2, "wait": 0.1, "other": 0.2}},
-    "llama/tuesday": {
-        "step_p50_s": 0.6, "step_p95_s": 0.75, "tokens_per_s": 12_000.0, "world_size": 8,
-        "phases_s": {"forward": 0.3, "wait": 0.0976, "other": 0.1975, "eval": 0.0024},
-        "anomalies": {"straggler": 2, "hang": 1}, "end_time": NOW,
-    },
-    "chat/tuesday": {
-        "step_clock": "iteration()", "works": {"8": (300, -1200.0)},
-        "latencies": {"queue": (10, 0.8)},
-    },
-    "chat/new": {
-        "step_clock": "iteration()", "works": {"8": (300, -1230.0)},
-        "latencies": {"queue": (10, 1.0)},
-    },
-    "chat/few": {"step_clock": "iteration()"},
-}  # fmt: skip
-
-
 def test_runs_are_listed_and_compared_in_words(client, agent, golden, capsys):
-    agent.runs = []
-    for name, about in RUNS.items():
-        job, run = name.split("/")
+    shown, said = "", cases(__file__)
+    for name, about in said["runs"].items():
         fields = {"steps": 1200, "judged_steps": 1000, "ranks": (0,), **about}
-        agent.runs.append(RunSummary("uid/1000", job, run, NOW, NOW - 60, **fields))
-    shown = ""
-    for command in (
-        "", "--job llama", "compare monday llama/tuesday", "compare llama/tuesday monday",
-        "compare chat/tuesday new", "compare new few", "compare monday new",
-        "compare monday tuesday", "compare monday sunday",
-    ):  # fmt: skip
-        status_code = main(["runs", *command.split()])
+        job, run = name.split("/")
+        agent.runs.append(RunSummary("uid/1000", job, run, NOW, NOW - 3600, **fields))
+    for command in said["commands"]:
+        answer = main(command.split())
         out, err = capsys.readouterr()
-        shown += f"$ runs {command}\n{out}{err}{status_code}\n"
+        shown += f"$ {command}\n{out}{err}{answer}\n"
     assert main(["runs", "--job", "chat", "--json"]) == 0
     names = [one["run"] for one in json.loads(capsys.readouterr().out)["runs"]]
     assert names == ["tuesday", "new", "few"]
