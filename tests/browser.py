@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import DEADLINE_S
+
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -36,6 +38,7 @@ def picture(page: Any, name: str, height: int) -> None:
 
 def open_page(browser: Any, url: str, complaints: list[str], **options: Any) -> Any:
     page = browser.new_context(**options).new_page()
+    page.set_default_timeout(1000 * DEADLINE_S)
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(url)

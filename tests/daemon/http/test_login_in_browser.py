@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.browser import NEEDS_BROWSER, browser, open_page
-from tests.daemon.http.conftest import TIMEOUT_S, link_to
+from tests.daemon.http.conftest import link_to
 from tests.exporters.receiver import http_server
 
 pytestmark = NEEDS_BROWSER
@@ -18,7 +18,7 @@ Promise.allSettled([ask("/api/v1/captures"), ask("/logout")])
 
 
 def heading(page: Any, name: str) -> None:
-    page.get_by_role("heading", name=name).wait_for(timeout=1000 * TIMEOUT_S)
+    page.get_by_role("heading", name=name).wait_for()
 
 
 def test_a_session_that_was_signed_out_or_ended_by_a_restart_shows_the_login(
@@ -33,7 +33,7 @@ def test_a_session_that_was_signed_out_or_ended_by_a_restart_shows_the_login(
     heading(page, "Sign in with a link")
     page.get_by_role("textbox", name="Token").fill("correct horse")
     page.get_by_role("button", name="Sign in").click()
-    page.get_by_role("button", name="Sign out").wait_for(timeout=1000 * TIMEOUT_S)
+    page.get_by_role("button", name="Sign out").wait_for()
     # The page that is open asks again every two seconds, with the cookie of another daemon's life.
     (cookie,) = page.context.cookies()
     page.context.clear_cookies()
@@ -56,4 +56,4 @@ def test_a_page_of_another_port_of_the_host_changes_nothing(browser, serve, agen
         assert "foreign_origin" in page.content()
     assert agent.asked == []
     page.goto(own)
-    page.get_by_role("button", name="Sign out").wait_for(timeout=1000 * TIMEOUT_S)
+    page.get_by_role("button", name="Sign out").wait_for()

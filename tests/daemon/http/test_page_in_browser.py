@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.browser import NEEDS_BROWSER, browser, open_page, picture
-from tests.daemon.http.conftest import TIMEOUT_S, link_to
+from tests.daemon.http.conftest import link_to
 from warpwatch_serving.server import Server
 
 pytestmark = NEEDS_BROWSER
@@ -47,7 +47,7 @@ def test_the_page_follows_the_daemon_without_a_jump(browser, shared_server, agen
     page = open_page(browser, entry(shared_server), complaints, viewport=viewport)
     page.evaluate("scrollTo(0, 400)")
     agent.now = replace(agent.now, anomalies=())
-    page.get_by_role("heading", name="All well: 8 GPUs, 2 ranks").wait_for(timeout=1000 * TIMEOUT_S)
+    page.get_by_role("heading", name="All well: 8 GPUs, 2 ranks").wait_for()
     assert page.evaluate("scrollY") > 0
     assert page.title().startswith("All well")
     assert complaints == []
