@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.servers import EPOCH_S, Fault, ServerModel, SimulatedServer
+from tests.cases import cases
 from tests.detection.streams import alone, detection, kinds_of, opened, restart
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
@@ -128,32 +129,29 @@ DECODES: dict[str, Any] = {
 }
 
 
-STOPPED = RankEvent(EPOCH_S + 71, "chat", 1, "stopped", {})
-CAPTURED = RankEvent(EPOCH_S + 61, "chat", 0, "capture_started")
-# What follows a minute of decoding, and the hang.
-SILENCES: dict[str, tuple[list[Record], list[tuple[str, int | None]]]] = {
-    "requests in flight without progress": ([*seconds(120, 60, running=3)], [("hang", None)]),
-    "less than a minute after the longest capture":
-        ([CAPTURED, *seconds(179, 61, running=3), Clock(EPOCH_S + 240.9)], []),
-    "a minute after the longest capture":
-        ([CAPTURED, *seconds(179, 61, running=3), Clock(EPOCH_S + 241)], [("hang", None)]),
-    "an idle server": ([*seconds(900, 60, idle_s=1.0)], []),
-    "a stopped rank with requests in flight": (
-        [*seconds(11, 60, running=3), STOPPED, Clock(EPOCH_S + 75)], [("hang", 1)],
-    ),
-    "a stopped rank of an idle server": (
-        [*seconds(11, 60), STOPPED, Clock(EPOCH_S + 300)], [],
-    ),
-    "an end in order": ([End(EPOCH_S + 61, "chat", rank) for rank in (0, 1)], []),
-}  # fmt: skip
+SILENCES = cases(__file__)
+
+
+def told(at: float, rank: int | None = None, what: str = "") -> Record:
+    """Return the record of a row of servers.yaml."""
+    if rank is None:
+        return Clock(EPOCH_S + at)
+    if what == "step":
+        return Step(EPOCH_S + at, "chat", rank, 0, 0.1, work_class="decode")
+    if what == "end":
+        return End(EPOCH_S + at, "chat", rank)
+    return RankEvent(EPOCH_S + at, "chat", rank, what)
 
 
 @pytest.mark.parametrize("name", SILENCES)
 def test_silence_is_a_hang_while_requests_are_in_flight(name):
-    records, hang = SILENCES[name]
+    rows, hangs, lasting = SILENCES[name]
     engine = alone("hang")
-    found = opened(engine, [seen(0, 2), seen(1, 2), *seconds(60, **DECODES), *records])
-    assert kinds_of(found) == kinds_of(engine.active) == hang
+    records: list[Record] = [seen(0, 2), seen(1, 2), *seconds(60, **DECODES)]
+    for row in rows:
+        records += seconds(*row[:2], **row[2]) if isinstance(row[-1], dict) else [told(*row)]
+    assert kinds_of(opened(engine, records)) == [("hang", rank) for rank in hangs]
+    assert kinds_of(engine.active) == [("hang", rank) for rank in lasting]
 
 
 def test_a_hang_is_over_when_tokens_come_again():

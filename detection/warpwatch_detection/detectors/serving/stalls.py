@@ -58,7 +58,7 @@ class ServerProgress:
         self.silent.discard(seen.rank)
         if seen.generated_tokens or any(count for count, _ in seen.iterations.values()):
             return self._go_on(seen.time)
-        if not before or not self.in_flight:
+        if not before:
             self.progress_time = max(self.progress_time, seen.time)
         return not self.in_flight and self._end()
 
