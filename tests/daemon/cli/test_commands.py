@@ -63,11 +63,19 @@ def test_help_says_what_each_command_does_and_imports_none():
     assert imported == "[]"
 
 
-def test_an_unknown_command_is_a_usage_error(capsys):
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("demon", "no command 'demon'; there are anomalies, capture,"),
+        ("runs compare monday", "expected nothing, or: compare BEFORE AFTER"),
+        ("runs with monday tuesday", "expected nothing, or: compare BEFORE AFTER"),
+    ],
+)
+def test_an_unknown_command_is_a_usage_error(line, said, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["demon"])
+        main(line.split())
     assert ended.value.code == 2
-    assert "no command 'demon'; there are anomalies, capture," in printed(capsys)[1]
+    assert said in printed(capsys)[1]
 
 
 @pytest.mark.parametrize(
