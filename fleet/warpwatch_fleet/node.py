@@ -144,16 +144,17 @@ class Node:
             skew_s = now - decoded.time
             if self._skew_s is None or abs(skew_s - self._skew_s) > LEAST_SKEW_S:
                 self._skew_s = skew_s
-        if not self._is_named or self._skew_s is None:
-            if decoded is not None:
-                self._wait(line)
-            return []
+        is_ready = self._is_named and self._skew_s is not None
+        if is_ready and not self._waiting:
+            record = self._apply(decoded, len(line), now)
+            return [] if record is None else [record]
+        if decoded is not None:
+            self._wait(line)
         records = []
-        while self._waiting:
+        while is_ready and self._waiting:
             # The agent's version, which decides what is new to us, may be in a line before.
             one = self._waiting.popleft()
             records.append(self._apply(self._decoded(one), len(one), now))
-        records.append(self._apply(decoded, len(line), now))
         return [record for record in records if record is not None]
 
     def _wait(self, line: bytes) -> None:
