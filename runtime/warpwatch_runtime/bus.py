@@ -183,8 +183,10 @@ class Bus:
     async def publish(self, subject: str, content: bytes, ident: str) -> None:
         """Put a message into the stream; one with an ``ident`` that it has is left out.
 
-        Raises BusError.
+        Raises BusError, at once if the server is away: the library would keep the message for it.
         """
+        if not self.is_connected:
+            raise BusError("the server is away")
         async with _as_bus_errors():
             headers = {"Nats-Msg-Id": ident}
             await self.client.jetstream().publish(subject, content, REPLY_S, headers=headers)

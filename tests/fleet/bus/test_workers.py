@@ -1,6 +1,7 @@
 """Workers on a real nats-server: who evaluates what, and that each anomaly is one."""
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -50,6 +51,7 @@ class Play:
     """Two nodes with a job, and the workers that evaluate it."""
 
     def __init__(self, server: NatsServer, folder: Path) -> None:
+        self.server = server
         self.fabric = Fabric(server)
         self.folder = folder
         self.clock = ManualClock()
@@ -391,6 +393,27 @@ def test_clocks_are_sent_every_other_second_the_nodes_every_fourth_and_never_lat
     late = [("records", False), ("nodes", False)]
     jobs, both = [("records", True)], [("records", True), ("nodes", True)]
     assert sent == [late, [], jobs, [], both, []]
+
+
+@on_the_bus
+async def test_no_old_clock_waits_for_a_server_that_is_away(play: Play) -> None:
+    bus, received = play.agents[0].bus, list[bytes]()
+    await bus.listen("warpwatch.records.>", lambda batch: received.extend(said.unpack(batch)))
+
+    async def publish(line: bytes, ident: str) -> None:
+        await bus.publish(said.records_subject(1, NODE), said.pack(line), ident)
+
+    async def publish_again() -> None:
+        with contextlib.suppress(BusError):
+            await publish(b"new", "boot-2")
+
+    play.server.kill()
+    await until(lambda: not bus.is_connected, publish_again)
+    with pytest.raises(BusError, match="away"):
+        await publish(b"old", "boot-1")
+    play.server.start()
+    await until(lambda: received, publish_again)
+    assert received[0] == b"new"
 
 
 @on_the_bus
