@@ -181,6 +181,8 @@ class Decoder:
 
 def as_record(line: UsualLine) -> Record:
     """Return the record of a line in the usual form. Raises ValueError."""
+    if isinstance(line, Step):
+        return line
     if isinstance(line, _DeviceLine):
         more = (line.up, line.reason, line.index, line.driver_load, line.slot)
         return DeviceReading(line.time, line.device, _series(line.metrics), *more)

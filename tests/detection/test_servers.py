@@ -9,8 +9,11 @@ import pytest
 from benchmarks.servers import EPOCH_S, Fault, ServerModel, SimulatedServer
 from tests.cases import cases
 from tests.detection.streams import alone, detection, kinds_of, opened, restart
+from warpwatch_detection.detector import WARMUP_STEPS, JobIteration
 from warpwatch_detection.engine import Detection
+from warpwatch_detection.signals.samples import IterationSignal
 from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Serve, Step
 
 # Requests all the time, so that an hour is enough.
@@ -223,3 +226,14 @@ def test_seconds_with_impossible_sums_are_ignored():
     odd = seconds(20, inter_token={3: 5}, inter_token_s=float("inf"), running=1)
     assert opened(engine, [seen(), *odd, *seconds(5, 20, iterations={"decode": (1, 1e308)})]) == []
     assert engine.pop_failure() is None
+
+
+def test_the_times_of_a_servers_first_iterations_are_not_learned():
+    signal, samples = IterationSignal(), []
+    for index in range(60):
+        took_s = 0.3 if index < WARMUP_STEPS else 0.1
+        about: dict[str, Any] = {"compute_s": {}, "data_wait_s": {}, "decode_requests": 8}
+        job = JobId("", "chat", "")
+        seen = JobIteration(EPOCH_S, job, index, index, took_s, took_s, **about)
+        samples.append(signal.add(seen, learns=True))
+    assert {round(one, 6) for one in samples if one is not None} == {0.0}

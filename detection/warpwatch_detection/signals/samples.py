@@ -188,7 +188,7 @@ class IterationSignal:
 
     def add(self, seen: JobIteration, learns: bool) -> float | None:
         """Return the sample that the iteration completes. learns: whether no rise lasts."""
-        if seen.duration_s <= 0:
+        if seen.index < WARMUP_STEPS or seen.duration_s <= 0:
             return None
         residual = self._residual(work_bin(seen), math.log(seen.duration_s), learns)
         if residual is None:
