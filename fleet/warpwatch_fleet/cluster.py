@@ -187,10 +187,14 @@ class Cluster:
         """Return the changes of the fleet's own anomalies, with their nodes."""
         found: list[tuple[FleetJob, Change]] = []
         for job in list(self.jobs_of(partition).values()):
+            live = job.live_nodes()
             if job.is_evaluated:
-                changes = job.advance(self._known_until(job, now))
+                changes = job.advance(self._known_until(live, now))
                 found += ((job, change) for change in changes if self._is_ours(job, change))
-            self._forget(job, now)
+            if live:
+                job.ended_at = None
+            else:
+                self._forget(job, now)
         if not found:
             return []
         names, faults = self.names(), self._device_faults()
@@ -230,10 +234,10 @@ class Cluster:
             job.saved_at = now
         return [saved for job in wanted.values() if (saved := job.saved())]
 
-    def _known_until(self, job: FleetJob, now: float) -> float | None:
-        """Return until when all nodes of the job have reported; None while one is away."""
+    def _known_until(self, live: Iterable[str], now: float) -> float | None:
+        """Return until when all nodes of a job have reported; None while one is away."""
         clocks = []
-        for address in job.live_nodes():
+        for address in live:
             node = self.nodes.get(address)
             if node is None or not node.up or now - node.clock > LATE_S:
                 return None
@@ -243,7 +247,7 @@ class Cluster:
     def is_whole(self, job: FleetJob, now: float) -> bool:
         """Return whether the fleet receives all that it needs to evaluate the job."""
         known = job.is_evaluated and job.is_resumed
-        return known and self._known_until(job, now) is not None
+        return known and self._known_until(job.live_nodes(), now) is not None
 
     def leases_due(
         self, now: float, changed: Collection[JobId | None]
@@ -266,9 +270,7 @@ class Cluster:
         return due
 
     def _forget(self, job: FleetJob, now: float) -> None:
-        if job.live_nodes():
-            job.ended_at = None
-            return
+        """Remove the job if it has ended long ago."""
         job.ended_at = now if job.ended_at is None else job.ended_at
         if now - job.ended_at > KEPT_S:
             self._remove(job)

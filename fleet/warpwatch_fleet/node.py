@@ -181,6 +181,9 @@ class Node:
         self, decoded: Record | StreamLine | None, size: int, now: float
     ) -> JobRecord | None:
         """Keep what the line says of the node, or return its record of a job if it is valid."""
+        # Most lines are steps.
+        if isinstance(decoded, JobRecord):
+            return self._admitted(decoded, size, now)
         if isinstance(decoded, CursorLine):
             self._apply_cursor(decoded)
         elif isinstance(decoded, GapLine):
@@ -195,8 +198,6 @@ class Node:
             self._apply_clock(decoded, now)
         elif isinstance(decoded, DeviceReading):
             self._keep_device(decoded)
-        elif decoded is not None:
-            return self._admitted(decoded, size, now)
         return None
 
     def _apply_cursor(self, line: CursorLine) -> None:

@@ -54,6 +54,8 @@ LIVE_S = 60.0
 JOB_KEPT_S = 1200.0
 # A silent node is down, and later forgotten.
 SILENT_S = 15.0
+# Records have a reader of their own, which may be so far behind that of the nodes.
+BEHIND_S = 15.0
 NODE_KEPT_S = 3600.0
 # A job of 100,000 ranks, packed and unpacked.
 MAX_CHUNKS = 512
@@ -170,7 +172,7 @@ class Partition:
             except ValueError:
                 self._cluster.refused["bad_subject"] += 1
                 return
-            self.time = max(self.time, message.at)
+            self.time = max(self.time, message.at - (BEHIND_S if of_node else 0.0))
             self._cluster.is_catching_up = message.at < self._started_at
             node = self._node(who, of_node)
             if node is not None and self._is_new(node.target.address, batch):

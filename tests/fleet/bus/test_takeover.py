@@ -1,6 +1,7 @@
-"""A worker that is replaced while a job hangs: the next one reads the stream again."""
+"""A partition's messages in another order: read again by the next worker, or from two readers."""
 
 import asyncio
+import math
 from typing import cast
 
 import pytest
@@ -60,8 +61,20 @@ def messages() -> list[StreamMessage]:
     return sorted(found, key=lambda message: message.at)
 
 
-async def played(replaced_at: float) -> list[tuple[str, str]]:
-    """Return what is reported of which anomaly if another worker takes over at this second."""
+def of_a_node(at: float) -> StreamMessage:
+    """A message of a node without a job, which the other reader of the partition has."""
+    names = (f"gpu-{number}" for number in range(2, 1000))
+    who = said.Publisher(next(one for one in names if said.partition_of_node(one) == NUMBER))
+    lines = encode_line(Clock(at)) or b""
+    lines += encode_stream_line(CursorLine("0-1", who.node, "0.3.0"))
+    return StreamMessage(said.node_subject(who), f"boot-{at:.0f}", said.pack(lines), at)
+
+
+async def played(replaced_at: float, ahead_s: float = 0.0) -> list[tuple[str, str]]:
+    """Return what is reported of which anomaly if another worker takes over at this second.
+
+    ahead_s: by how much the reader of nodes is ahead of that of the job's records.
+    """
     bucket = cast(Bucket, Memory())
 
     def worker(name: str) -> Partition:
@@ -80,6 +93,7 @@ async def played(replaced_at: float) -> list[tuple[str, str]]:
             for again in before:
                 if again.at >= partition.read_since:
                     partition.feed(again)
+        partition.feed(of_a_node(message.at + ahead_s))
         partition.feed(message)
         before.append(message)
         told += [change for change in await partition.advance() if change.what != "updated"]
@@ -94,3 +108,8 @@ def test_a_hang_during_a_takeover_is_one_anomaly(replaced_at):
     # The second worker repeats the last report.
     assert set(told) == {(what, ident) for what in ("opened", "closed") for ident in idents}
     assert len(told) <= 4
+
+
+@pytest.mark.parametrize(("ahead_s", "found"), [(0, 2), (12, 2), (30, 0)])
+def test_a_job_is_evaluated_though_its_records_are_read_later_than_the_nodes(ahead_s, found):
+    assert len(asyncio.run(played(math.inf, ahead_s))) == found
