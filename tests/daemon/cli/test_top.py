@@ -69,7 +69,7 @@ async def look_capture_and_restart(node: LoopNode) -> None:
         await until(lambda: len(cells("#ranks")) == 2 and app.query_one("#ranks").has_focus)
         assert app.query_one("#ranks").virtual_size.width <= SMALL[0]
         await pilot.press("c")
-        await until(lambda: "no capture" in line("#said") or "of stepping" in line("#said"))
+        await until(lambda: "of stepping" in line("#said") and "asking" not in line("#said"))
         node.terminate_daemon()
         await until(lambda: "AWAY" in line("#head"))
         assert len(cells("#ranks")) == 2
