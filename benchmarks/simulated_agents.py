@@ -28,7 +28,7 @@ from warpwatch_telemetry.jobs import JobId
 # The shares of a step.
 COMM, NOISE, SLOW = 0.1, 0.004, 0.3
 # Agents on a bus repeat their ranks, and without new lines their clock, after these seconds.
-LIVE_S, CLOCK_S, NODE_CLOCK_S = 20, 2, 4
+LIVE_S, CLOCK_S = 20, 4
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n\r\n"
 _LEASED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 _CONNECT = b'CONNECT {"verbose":false,"headers":true}\r\nSUB warpwatch.node.> 1\r\n'
@@ -137,9 +137,10 @@ class Agents:
         if second == 0 or (second + node.number) % LIVE_S == 0:
             lines = self._ranks(node) + lines
         of_node, of_records = _subjects(node)
-        if (second + node.number) % NODE_CLOCK_S == 0:
+        is_due = (second + node.number) % CLOCK_S == 0
+        if is_due:
             yield _message(of_node, second, end)
-        if lines or (second + node.number) % CLOCK_S == 0:
+        if lines or is_due:
             yield _message(of_records, second, lines + end)
 
     def _ranks(self, node: SimAgent) -> bytes:

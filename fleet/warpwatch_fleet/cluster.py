@@ -25,7 +25,7 @@ from warpwatch_telemetry.samples import NOT_ASKED
 logger = logging.getLogger(__name__)
 
 # If a node is further behind, it counts as unreachable, and jobs on it are not evaluated.
-LATE_S = 5.0
+LATE_S = 10.0
 # Ended jobs are shown for this time.
 KEPT_S = 600.0
 # Two of three may be lost.

@@ -29,9 +29,9 @@ from warpwatch_telemetry.records import Clock
 from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
 PUBLISH_INTERVAL_S = 1.0
-# In a round without new lines, a clock is published if the last one is older than this. No job
-# waits for that of the node, so it is published every other time.
-CLOCK_INTERVAL_S = 1.5
+# In a round without new lines, a clock is published if the last one is older than this: with long
+# steps, clocks are most of what an agent publishes.
+CLOCK_INTERVAL_S = 3.5
 # The last lines are published within this time.
 LAST_LINES_S = 2.0
 # A reader that begins in the middle of the stream knows all live ranks after this time.
@@ -71,7 +71,6 @@ class RecordPublisher:
         self._boot = os.urandom(8).hex()
         self._count = 0
         self._live_at = self._clock_at = float("-inf")
-        self._clocks = 0
         # Subject, lines and id of messages that are not published yet.
         self._unsent: deque[tuple[str, bytes, str]] = deque()
         count = metrics.counter("bus_messages_total")
@@ -129,13 +128,13 @@ class RecordPublisher:
                     by_partition[partition].append(line)
         is_due = now - self._clock_at >= CLOCK_INTERVAL_S
         if is_due:
-            self._clock_at, self._clocks = now, self._clocks + 1
+            self._clock_at = now
         found = {
             bus_messages.records_subject(partition, self._who): own_lines
             for partition, own_lines in by_partition.items()
             if own_lines or is_due
         }
-        if of_node or (is_due and self._clocks % 2):
+        if of_node or is_due:
             found[bus_messages.node_subject(self._who)] = of_node
         return found
 

@@ -43,7 +43,8 @@ from warpwatch_telemetry.jobs import JobId
 
 logger = logging.getLogger(__name__)
 
-EVALUATE_INTERVAL_S = 0.5
+# As often as agents publish.
+EVALUATE_INTERVAL_S = 1.0
 # The next worker repeats a change if this one dies so soon after its commit.
 PENDING_S = 60.0
 # A worker that hands the partition over has acted on older changes.
@@ -157,6 +158,18 @@ class Partition:
                 self._cluster.uncommitted.pop(change.anomaly.id, None)
             self._uncommitted.clear()
 
+    def note_silent(self) -> None:
+        """Note which nodes are silent, and forget those that are it for long."""
+        now = self._monotonic()
+        with self._cluster.lock:
+            for address, (_, at) in list(self._received.items()):
+                node = self._cluster.nodes[address]
+                if now - at > NODE_KEPT_S:
+                    del self._received[address]
+                    self._cluster.remove_node(address)
+                elif now - at > SILENT_S:
+                    node.up, node.reason = False, f"no record of it for {SILENT_S:.0f} s"
+
     # --- messages ---
 
     def feed(self, message: StreamMessage) -> None:
@@ -233,7 +246,6 @@ class Partition:
     async def _advance(self, everything: bool) -> list[Change]:
         cluster = self._cluster
         with cluster.lock:
-            self._forget_silent()
             changes = list(self._uncommitted)
             jobs = cluster.jobs_of(self.number)
             changed = {change.anomaly.job_id for change in changes}
@@ -266,16 +278,6 @@ class Partition:
             if job not in forgotten and (job in live or stored.time >= oldest)
         }
         return len(self._stored) < len(before)
-
-    def _forget_silent(self) -> None:
-        now = self._monotonic()
-        for address, (_, at) in list(self._received.items()):
-            node = self._cluster.nodes[address]
-            if now - at > NODE_KEPT_S:
-                del self._received[address]
-                self._cluster.remove_node(address)
-            elif now - at > SILENT_S:
-                node.up, node.reason = False, f"no record of it for {SILENT_S:.0f} s"
 
     # --- the bucket ---
 

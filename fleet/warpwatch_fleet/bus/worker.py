@@ -35,8 +35,9 @@ logger = logging.getLogger(__name__)
 SHARE_INTERVAL_S = 1.0
 # A worker may take half of the partitions within two rounds.
 MAX_TAKEN_AT_ONCE = 16
-# The share of the earlier load in the new mean.
-FORGETTING = 0.8
+# The share of the earlier load in the new mean, which is of about a minute: long steps come in
+# bursts, and no partition should move for one.
+FORGETTING = 0.98
 _HELLO = f"{WORKERS}.hello"
 
 Reply = Callable[[str, bytes], Awaitable[bytes]]
@@ -152,6 +153,7 @@ class BusSource(FleetSource):
                 await self._lose(number)
                 await self._resume(number)
             elif number in self._held:
+                self._held[number].note_silent()
                 for reader in self._held[number].readers:
                     await reader.check()
         except BusError as error:
