@@ -13,8 +13,8 @@ from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, WAITING, Capture
 from warpwatch_telemetry.samples import NOT_ASKED, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import RankState, State
 
-# An agent that is well is less behind.
-LATE_S = 3.0
+# An agent that is well is less behind, even if it tells its clock every four seconds (on a bus).
+LATE_S = 5.0
 MAX_REASONS = 3
 MAX_NAMES = 3
 
