@@ -41,7 +41,7 @@ from warpwatch_fleet.source import FleetSource, HttpSource
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.files import allow_enough
 from warpwatch_runtime.supervisor import Loop, Supervisor
-from warpwatch_serving.access import Peers
+from warpwatch_serving.access import Keys
 from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.page.endpoint import PageEndpoint
@@ -136,15 +136,15 @@ class Fleet:
         )  # fmt: skip
         self.server = Server(
             self, _http_config(own), page=FleetPage(self), passed=passed_by_systemd(os.environ),
-            peers=self._peers(),
+            sessions=self._sessions(),
         )  # fmt: skip
 
     def _source_of(self, config: FleetFile) -> FleetSource:
         unsaved = self.metrics.counter("anomaly_store_errors_total").labels("snapshot")
         return HttpSource(config, f"{self._hostname}/{config.fleet.listen}", unsaved.inc)
 
-    def _peers(self) -> Peers | None:
-        """Return None: one process has all there is."""
+    def _sessions(self) -> Keys | None:
+        """Return None: no other process accepts the sessions of this one."""
         return None
 
     # --- running ---
@@ -278,6 +278,9 @@ class Fleet:
         ).advance  # fmt: skip
 
     # --- what HTTP asks ---
+
+    async def prepare(self) -> None:
+        """Fetch nothing: one process has all there is."""
 
     def state(self) -> State:
         with self._cluster.lock:

@@ -11,11 +11,10 @@ import hmac
 import logging
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -77,66 +76,46 @@ class Caller:
 HOLDER_OF_TOKEN = Caller(all_jobs=True, captures=True)
 
 
-class Peers(Protocol):
-    """The other processes that serve the same page, and the sessions that all of them accept.
-
-    site: the name of the page. Sessions are named by the digests of their keys. Everything raises
-    HttpError while the sessions cannot be read.
-    """
-
-    site: str
-
-    async def prepare(self) -> None:
-        """Fetch from the others what a request may need."""
-
-    async def session(self, name: str) -> Caller | None: ...
-
-    async def keep_session(self, name: str, caller: Caller | None) -> None:
-        """Start a session, or end it without a caller."""
-
-
 class Keys:
     """Secrets that stand for a caller's rights for ``lasts_s``; only their digests are kept.
 
-    peers: keep the keys, too, and decide which are valid.
+    site: the name of the page that they open. A subclass may keep them for several processes.
     """
 
-    def __init__(
-        self, lasts_s: float, monotonic: Callable[[], float], peers: Peers | None = None
-    ) -> None:
-        self._lasts_s = lasts_s
-        self._monotonic = monotonic
-        self._peers = peers
+    def __init__(self, lasts_s: float, monotonic: Callable[[], float], site: str) -> None:
+        self.site = site
+        self._lasts_s, self._monotonic = lasts_s, monotonic
         self._known: NewestMap[str, tuple[Caller, float]] = NewestMap(MAX_KEYS)
 
     async def issue(self, caller: Caller) -> str:
         """Return a new key with the rights of the caller."""
         own = [name for name, (known, _) in self._known.items() if known == caller]
         if len(own) >= MAX_OF_USER:
-            await self._forget(own[0])
+            await self.keep(own[0], None)
         key = secrets.token_urlsafe(32)
-        self._known[_digest(key)] = caller, self._monotonic() + self._lasts_s
-        if self._peers is not None:
-            await self._peers.keep_session(_digest(key), caller)
+        await self.keep(_digest(key), caller)
         return key
 
     async def find(self, key: str) -> Caller | None:
         """Return the caller, None for a key that is unknown, used or expired."""
-        if self._peers is not None:
-            return await self._peers.session(_digest(key)) if key else None
-        caller, until = self._known.get(_digest(key), (None, 0.0))
-        return caller if until > self._monotonic() else None
+        return await self.kept(_digest(key)) if key else None
 
     async def end(self, key: str) -> Caller | None:
         """Return the caller as ``find`` does, and forget the key."""
         caller = await self.find(key)
-        await self._forget(_digest(key))
+        await self.keep(_digest(key), None)
         return caller
 
-    async def _forget(self, name: str) -> None:
+    async def keep(self, name: str, caller: Caller | None) -> None:
+        """Give the key with this digest the rights of the caller; without a caller, end it."""
         self._known.pop(name, None)
-        if self._peers is not None:
-            await self._peers.keep_session(name, None)
+        if caller is not None:
+            self._known[name] = caller, self._monotonic() + self._lasts_s
+
+    async def kept(self, name: str) -> Caller | None:
+        """Return the caller of the key with this digest."""
+        caller, until = self._known.get(name, (None, 0.0))
+        return caller if until > self._monotonic() else None
 
 
 def _digest(key: str) -> str:
@@ -147,7 +126,7 @@ class Access:
     """Finds the rights of a request. Raises UsageError if the token file cannot be used."""
 
     def __init__(
-        self, config: HttpConfig, monotonic: Callable[[], float], peers: Peers | None = None
+        self, config: HttpConfig, monotonic: Callable[[], float], sessions: Keys | None = None
     ) -> None:
         if config.metrics_token and config.token_file is None:
             raise UsageError("metrics_token: token_file is needed, too")
@@ -156,10 +135,11 @@ class Access:
             read_token(self.token_file)
         # Open to everybody: a probe has no password, and the login comes before the rights.
         self.open = OPEN - {METRICS} if config.metrics_token else OPEN
-        self.links, self.sessions = Keys(LINK_S, monotonic), Keys(SESSION_S, monotonic, peers)
+        here = f"{socket.gethostname()} {config.listen}"
+        self.links = Keys(LINK_S, monotonic, here)
+        self.sessions = sessions or Keys(SESSION_S, monotonic, here)
         # A browser sends it to every port of a host.
-        site = peers.site if peers else f"{socket.gethostname()} {config.listen}"
-        self.cookie = f"warpwatch-{_digest(site)[:8]}"
+        self.cookie = f"warpwatch-{_digest(self.sessions.site)[:8]}"
 
     def is_token(self, token: str) -> bool:
         """Return whether this is the token in the file, which may be replaced at any time."""
@@ -258,7 +238,7 @@ class Guard:
     """The middleware; the routes decide what an admitted request may see and do.
 
     count: receives the status of every answer. refuse: makes the answer to a request that was
-    refused.
+    refused. prepare: fetches from other processes what an admitted request may need.
     """
 
     app: ASGIApp = field(kw_only=False)
@@ -266,7 +246,7 @@ class Guard:
     basic_auth: BasicAuth | None
     count: Callable[[int], None]
     refuse: Callable[[HTTPConnection, HttpError], Response]
-    peers: Peers | None
+    prepare: Callable[[], Awaitable[None]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = HTTPConnection(scope)
@@ -284,8 +264,8 @@ class Guard:
 
         try:
             await self._admit(request)
-            if self.peers is not None and request.url.path not in self.access.open:
-                await self.peers.prepare()
+            if request.url.path not in self.access.open:
+                await self.prepare()
             await self.app(scope, receive, watched)
         except HttpError as error:
             await self.refuse(request, error)(scope, receive, watched)

@@ -26,6 +26,9 @@ class ApiBackend(Protocol):
 
     metrics: AgentMetrics
 
+    async def prepare(self) -> None:
+        """Fetch from other processes what a request may need."""
+
     def state(self) -> State: ...
 
     def exported(self) -> State:

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from warpwatch_serving import answers, bodies
-from warpwatch_serving.access import Access, Guard, Peers
+from warpwatch_serving.access import Access, Guard, Keys
 from warpwatch_serving.answers import ErrorAnswer, HttpError
 from warpwatch_serving.api import JsonApi
 from warpwatch_serving.backend import ApiBackend
@@ -240,14 +240,14 @@ def create_app(
     page: PageEndpoint | None = None,
     routes: Routes = only_common_routes,
     monotonic: Callable[[], float] = time.monotonic,
-    peers: Peers | None = None,
+    sessions: Keys | None = None,
 ) -> Starlette:
     """Return the application. ``routes`` makes the API and the routes of this process alone.
 
     Refresh its ``state.pages`` each second, and set ``state.port`` and ``state.url`` once it is
     listened on. ``state.document`` makes `/openapi.json`. Raises UsageError for a bad token file.
     """
-    access = Access(config, monotonic, peers)
+    access = Access(config, monotonic, sessions)
     login = Login(access)
     pages = MetricsPages(backend, monotonic)
     guard = Middleware(
@@ -256,7 +256,7 @@ def create_app(
         basic_auth=basic_auth,
         count=lambda status: backend.metrics.counter("http_requests_total").labels(status).inc(),
         refuse=login.refuse,
-        peers=peers,
+        prepare=backend.prepare,
     )
     api, more = routes(backend, access)
     table = [*operations(api, pages, page or PageEndpoint(backend), login), *more]

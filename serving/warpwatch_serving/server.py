@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from warpwatch_runtime.supervisor import Pause
 from warpwatch_serving import web_config
-from warpwatch_serving.access import Peers
+from warpwatch_serving.access import Keys
 from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.connection import Connections, identify
@@ -135,14 +135,14 @@ class Server:
         routes: Routes = only_common_routes,
         monotonic: Callable[[], float] = time.monotonic,
         passed: socket.socket | None = None,
-        peers: Peers | None = None,
+        sessions: Keys | None = None,
     ) -> None:
         web = web_config.load(config.web_config) if config.web_config else WebConfig()
         self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
         basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
         self.app = create_app(
             backend, config, basic_auth=basic_auth, page=page, routes=routes, monotonic=monotonic,
-            peers=peers,
+            sessions=sessions,
         )  # fmt: skip
         self._local: Path | None = None
         self._connections = Connections()

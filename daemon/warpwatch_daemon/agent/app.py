@@ -244,6 +244,9 @@ class Daemon:
 
     # --- what HTTP asks ---
 
+    async def prepare(self) -> None:
+        """Fetch nothing: the node is all there is."""
+
     def _own_state(self) -> State:
         """Return the state without anomalies and captures that a fleet reports."""
         state, is_of_fleet = self.hub.state(), self.pipeline.leases.is_of_fleet

@@ -22,7 +22,7 @@ from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.fleet import Fleet
 from warpwatch_fleet.source import FleetSource
 from warpwatch_runtime.bus import BusError, check
-from warpwatch_serving.access import Caller
+from warpwatch_serving.access import SESSION_S, Caller, Keys
 from warpwatch_serving.answers import HttpError
 from warpwatch_telemetry.bus_messages import WORKERS, pack, partition_of, unpack_bytes
 from warpwatch_telemetry.captures import Capture, CaptureRequest, base_id
@@ -53,16 +53,12 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class WorkerFleet(Fleet):
-    """A fleet with a part of the jobs. The other workers' views are as of ``prepare``.
-
-    Implements ``serving.access.Peers``.
-    """
+    """A fleet with a part of the jobs. The other workers' views are as of ``prepare``."""
 
     # Another worker may have gone on with a capture that this one was killed in.
     _trigger_tries = 1
 
     def __init__(self, config: FleetFile) -> None:
-        self.site = str(config.bus.url)
         self._views: dict[str, WorkerView] = {}
         self._refreshed_at = float("-inf")
         self._worker: BusSource
@@ -77,8 +73,8 @@ class WorkerFleet(Fleet):
         )
         return self._worker
 
-    def _peers(self) -> WorkerFleet:
-        return self
+    def _sessions(self) -> Keys:
+        return SharedSessions(self._worker)
 
     def _busy(self) -> set[int]:
         """Return the partitions of jobs that are being captured."""
@@ -147,27 +143,6 @@ class WorkerFleet(Fleet):
         except BusError as error:
             raise Refused("failed", str(error)) from error
 
-    # --- sessions of browsers ---
-
-    async def session(self, name: str) -> Caller | None:
-        found = await self._checked(lambda: self._worker.sessions.get(name))
-        return None if found is None else msgspec.json.decode(found[0], type=Caller)
-
-    async def keep_session(self, name: str, caller: Caller | None) -> None:
-        if caller is None:
-            await self._checked(lambda: self._worker.sessions.remove(name))
-        else:
-            content = msgspec.json.encode(caller)
-            await self._checked(lambda: self._worker.sessions.put(name, content))
-
-    async def _checked(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do the work in the loop of the bus. Raises HttpError if the bus is away."""
-        try:
-            return await asyncio.wrap_future(self._worker.links.run(work))
-        except BusError as error:
-            detail = f"no session can be checked: {error}; use the token or the socket"
-            raise HttpError(503, "bus_away", detail) from error
-
     # --- requests over HTTP ---
 
     def state(self) -> State:
@@ -232,6 +207,34 @@ class WorkerFleet(Fleet):
             replies = self._replies("file", [capture_id, name, owner])
             found = next((iter((one[3:],)) for one in replies if one.startswith(b"200")), None)
         return found
+
+
+class SharedSessions(Keys):
+    """Sessions of browsers that all workers accept, in a bucket of the bus that ends them."""
+
+    def __init__(self, worker: BusSource) -> None:
+        super().__init__(SESSION_S, time.monotonic, site=str(worker.url))
+        self._worker = worker
+
+    async def keep(self, name: str, caller: Caller | None) -> None:
+        await super().keep(name, caller)
+        if caller is None:
+            await self._checked(lambda: self._worker.sessions.remove(name))
+        else:
+            content = msgspec.json.encode(caller)
+            await self._checked(lambda: self._worker.sessions.put(name, content))
+
+    async def kept(self, name: str) -> Caller | None:
+        found = await self._checked(lambda: self._worker.sessions.get(name))
+        return None if found is None else msgspec.json.decode(found[0], type=Caller)
+
+    async def _checked(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do the work in the loop of the bus. Raises HttpError if the bus is away."""
+        try:
+            return await asyncio.wrap_future(self._worker.links.run(work))
+        except BusError as error:
+            detail = f"no session can be checked: {error}; use the token or the socket"
+            raise HttpError(503, "bus_away", detail) from error
 
 
 def _captures(shown: Sequence[Capture]) -> tuple[Capture, ...]:

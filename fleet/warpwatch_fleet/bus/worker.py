@@ -72,7 +72,7 @@ class BusSource(FleetSource):
             (SHARE_INTERVAL_S, self._share),
         )  # fmt: skip
         self.shares = Shares(self.worker, monotonic)
-        self._url = config.bus.url
+        self.url = config.bus.url
         self._remember = remember
         self._reply = reply
         self._busy = busy
@@ -93,7 +93,7 @@ class BusSource(FleetSource):
     @property
     def missing(self) -> tuple[str, ...]:
         if not self.bus.is_connected:
-            return (f"the bus {self._url} is away",)
+            return (f"the bus {self.url} is away",)
         unassigned = ", ".join(map(str, sorted(self.shares.unassigned(self._held))))
         return (f"no worker has the partitions {unassigned}",) if unassigned else ()
 

@@ -110,6 +110,8 @@ class MemoryAgent:
         requests = (one for one in samples if one.name == "warpwatch_http_requests_total")
         return Counter({int(one.labels["code"]): int(one.value) for one in requests})
 
+    async def prepare(self) -> None: ...
+
     def exported(self) -> State:
         return self.now
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import bcrypt
 import httpx
@@ -149,29 +149,24 @@ def test_a_link_lasts_a_minute_and_a_session_twelve_hours() -> None:
     assert cookie("x", "key", SESSION_S, tls=True).endswith("; Secure")
 
 
-class Shared:
+class Shared(Keys):
     """The sessions of several processes, in memory."""
 
-    site = "a fleet"
+    everywhere: ClassVar[dict[str, Caller | None]] = {}
 
-    def __init__(self) -> None:
-        self._known: dict[str, Caller | None] = {}
+    async def keep(self, name: str, caller: Caller | None) -> None:
+        await super().keep(name, caller)
+        self.everywhere[name] = caller
 
-    async def prepare(self) -> None:
-        pass
-
-    async def session(self, name: str) -> Caller | None:
-        return self._known.get(name)
-
-    async def keep_session(self, name: str, caller: Caller | None) -> None:
-        self._known[name] = caller
+    async def kept(self, name: str) -> Caller | None:
+        return self.everywhere.get(name)
 
 
-@pytest.mark.parametrize("peers", [None, Shared()])
-def test_one_user_cannot_end_the_sessions_of_another(peers: Shared | None) -> None:
+@pytest.mark.parametrize("kind", [Keys, Shared])
+def test_one_user_cannot_end_the_sessions_of_another(kind: type[Keys]) -> None:
     clock, me, they = ManualClock(), Caller(1), Caller(2)
-    first = Keys(60, clock.monotonic, peers)
-    second = Keys(60, clock.monotonic, peers) if peers else first
+    first = kind(60, clock.monotonic, "a fleet")
+    second = first if kind is Keys else kind(60, clock.monotonic, "a fleet")
 
     async def test() -> None:
         mine, theirs = await first.issue(me), [await first.issue(they) for _ in range(17)]
