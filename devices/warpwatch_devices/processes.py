@@ -101,6 +101,12 @@ def read_process(pid: int, proc: Path = _PROC) -> Process | None:
         return None
 
 
+def overflow_uid(proc: Path = _PROC) -> int:
+    """Return the UID that all users of other user namespaces have here."""
+    text = read_text(proc / "sys/kernel/overflowuid").strip()
+    return int(text) if text.isdigit() else 65534
+
+
 def list_pids(proc: Path = _PROC) -> set[int]:
     """Return the PIDs of all visible processes."""
     return {int(name) for name in os.listdir(proc) if name.isdecimal()}

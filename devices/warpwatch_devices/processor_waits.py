@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from warpwatch_devices.attribution.control_groups import read_owner
 from warpwatch_devices.memory_groups import CGROUP, PROC, control_groups, field, read_text
-from warpwatch_devices.processes import Process, list_pids, read_process
+from warpwatch_devices.processes import Process, list_pids, overflow_uid, read_process
 
 # More threads of one process are not looked at.
 MAX_THREADS = 1024
@@ -306,9 +306,7 @@ def allowed_cores(pid: int, proc: Path = PROC) -> frozenset[int]:
 
 def _uid(pid: int, proc: Path) -> int | None:
     uid = field(read_text(proc / str(pid) / "status"), "Uid:")
-    # All users of another user namespace look like this one.
-    overflow = read_text(proc / "sys/kernel/overflowuid").strip()
-    return None if str(uid) == overflow else uid
+    return None if uid == overflow_uid(proc) else uid
 
 
 def _pod_uid(pid: int, proc: Path) -> str | None:

@@ -12,7 +12,7 @@ import ssl
 import struct
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 
 from warpwatch_devices.attribution.control_groups import read_owner
+from warpwatch_devices.processes import overflow_uid
 from warpwatch_telemetry.newest import NewestMap
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def identify(accepted: socket.socket) -> Peer:
     # For a process of another user namespace the kernel reports the overflow UID. Root in a
     # container, or a user with the daemon's UID in one, is not that user of this machine.
     is_privileged = uid in (0, os.geteuid())
-    if uid == _overflow_uid() or (is_privileged and not _is_of_this_machine(pid)):
+    if uid == overflow_uid() or (is_privileged and not _is_of_this_machine(pid)):
         return Peer("unknown user", on_socket=True)
     return Peer(f"uid {uid}", uid, is_privileged, on_socket=True)
 
@@ -94,12 +95,6 @@ def _is_of_this_machine(pid: int, proc: Path = _PROC) -> bool:
     theirs = read_owner(pid, "", proc) if pid > 0 else None
     ours = read_owner(os.getpid(), "", proc)
     return theirs is not None and theirs.pod_uid in ("", ours.pod_uid if ours else "")
-
-
-def _overflow_uid() -> int:
-    with contextlib.suppress(OSError):
-        return int((_PROC / "sys/kernel/overflowuid").read_text())
-    return 65534
 
 
 def network(host: str) -> str:
@@ -268,37 +263,39 @@ class PeerRates(NewestMap[str, tuple[float, float]]):
         return left >= 1
 
 
+@dataclass(slots=True, eq=False)
 class Connections:
-    """The connections that are served, in the thread of their loop alone.
+    """The connections to an application, in the thread of their loop alone.
 
-    If there are too many, in all or of one peer, the client that the server waits for longest
-    loses its connection to the new one. If the server waits for none, the new one is closed.
+    tls: for all connections but those on the Unix socket. most_of_others, most_of_peer: how many
+    there may be. If there are too many, the client that the server waits for longest loses its
+    connection to the new one. If the server waits for none, the new one is closed.
     """
 
-    def __init__(self, of_others: int = MAX_OF_OTHERS, of_peer: int = MAX_OF_PEER) -> None:
-        self._most_of_others, self._most_of_peer = of_others, of_peer
-        self._rates = PeerRates(MAX_PEERS)
-        self.tasks: dict[Slot, asyncio.Task[None]] = {}
+    app: ASGIApp
+    tls: ssl.SSLContext | None = None
+    most_of_others: int = MAX_OF_OTHERS
+    most_of_peer: int = MAX_OF_PEER
+    rates: PeerRates = field(default_factory=lambda: PeerRates(MAX_PEERS))
+    tasks: dict[Slot, asyncio.Task[None]] = field(default_factory=dict)
 
-    def serve(
-        self, accepted: socket.socket, peer: Peer, app: ASGIApp, tls: ssl.SSLContext | None = None
-    ) -> None:
+    def serve(self, accepted: socket.socket, peer: Peer) -> None:
         """Serve an accepted socket in a task of its own, or close it if there is no slot."""
         if not self._has_slot(peer):
             accepted.close()
             return
         slot = Slot(peer)
-        self.tasks[slot] = asyncio.create_task(self._serve(slot, accepted, app, tls))
+        self.tasks[slot] = asyncio.create_task(self._serve(slot, accepted))
         self.tasks[slot].add_done_callback(lambda _: self.tasks.pop(slot, None))
 
-    async def _serve(self, slot: Slot, accepted: socket.socket, app: ASGIApp, tls: Any) -> None:
+    async def _serve(self, slot: Slot, accepted: socket.socket) -> None:
         try:
-            reader, writer = await slot.wait(_open(accepted, tls), HEAD_TIMEOUT_S)
+            reader, writer = await slot.wait(self._open(slot.peer, accepted), HEAD_TIMEOUT_S)
         except OSError:
             accepted.close()
             return
         try:
-            await HttpStream(slot, app, reader, writer).serve(self._rates)
+            await HttpStream(slot, self.app, reader, writer).serve(self.rates)
         except OSError:
             # The client has left, or broke a time limit.
             pass
@@ -307,12 +304,22 @@ class Connections:
         finally:
             writer.transport.abort()
 
+    async def _open(self, peer: Peer, accepted: socket.socket) -> tuple[StreamReader, StreamWriter]:
+        loop, tls = asyncio.get_running_loop(), None if peer.on_socket else self.tls
+        reader = StreamReader(PART_BYTES, loop)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=tls)
+        # A write waits until all of it has left the process, so that its time limit counts. With 0,
+        # asyncio's TLS would wait for an empty buffer to become smaller.
+        transport.set_write_buffer_limits(high=1)
+        return reader, StreamWriter(transport, protocol, reader, loop)
+
     def _has_slot(self, peer: Peer) -> bool:
         of_peer = [one for one in self.tasks if one.peer.name == peer.name]
-        limit = MAX_CONNECTIONS if peer.privileged else self._most_of_others
-        if len(of_peer) < self._most_of_peer and len(self.tasks) < limit:
+        limit = MAX_CONNECTIONS if peer.privileged else self.most_of_others
+        if len(of_peer) < self.most_of_peer and len(self.tasks) < limit:
             return True
-        crowd = of_peer if len(of_peer) >= self._most_of_peer else self.tasks
+        crowd = of_peer if len(of_peer) >= self.most_of_peer else self.tasks
         waiting = [(one.waits_since, one) for one in crowd if one.waits_since is not None]
         if not waiting:
             return False
@@ -328,16 +335,3 @@ class Connections:
             _, late = await asyncio.wait(self.tasks.values(), timeout=timeout_s)
             for task in late:
                 task.cancel()
-
-
-async def _open(
-    accepted: socket.socket, tls: ssl.SSLContext | None
-) -> tuple[StreamReader, StreamWriter]:
-    loop = asyncio.get_running_loop()
-    reader = StreamReader(PART_BYTES, loop)
-    protocol = asyncio.StreamReaderProtocol(reader)
-    transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=tls)
-    # A write waits until all of it has left the process, so that its time limit counts. With 0,
-    # asyncio's TLS would wait for an empty buffer to become smaller.
-    transport.set_write_buffer_limits(high=1)
-    return reader, StreamWriter(transport, protocol, reader, loop)

@@ -11,13 +11,11 @@ import socket
 import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from ssl import SSLContext
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from warpwatch_runtime.supervisor import Pause
 from warpwatch_serving import web_config
@@ -46,20 +44,14 @@ class Listeners:
 
     def __init__(self, each_second: Callable[[], None]) -> None:
         self._each_second = each_second
-        self._new: list[tuple[socket.socket, Connections, ASGIApp, SSLContext | None]] = []
+        self._new: list[tuple[socket.socket, Connections]] = []
         self._stopped = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def add(
-        self,
-        listener: socket.socket,
-        connections: Connections,
-        app: ASGIApp,
-        tls: SSLContext | None = None,
-    ) -> None:
+    def add(self, listener: socket.socket, connections: Connections) -> None:
         """Accept on this socket as well, within a second; the socket is closed at the end."""
         listener.setblocking(False)
-        self._new.append((listener, connections, app, tls))
+        self._new.append((listener, connections))
 
     def stop(self) -> None:
         """Stop ``serve``; from any thread or a signal handler, also before ``serve``."""
@@ -75,20 +67,18 @@ class Listeners:
             while not self._stopped.is_set():
                 self._each_second()
                 while self._new:
-                    listener, connections, app, tls = self._new.pop()
-                    task = asyncio.create_task(_accept(listener, connections, app, tls))
+                    listener, connections = self._new.pop()
+                    task = asyncio.create_task(_accept(listener, connections))
                     ending.push_async_callback(connections.close, SHUTDOWN_TIMEOUT_S)
                     ending.callback(listener.close)
                     ending.callback(task.cancel)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopped.wait(), 1.0)
-        for listener, *_ in self._new:
+        for listener, _ in self._new:
             listener.close()
 
 
-async def _accept(
-    listener: socket.socket, connections: Connections, app: ASGIApp, tls: SSLContext | None
-) -> None:
+async def _accept(listener: socket.socket, connections: Connections) -> None:
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -97,7 +87,7 @@ async def _accept(
             await asyncio.sleep(ACCEPT_PAUSE_S)
             continue
         try:
-            connections.serve(accepted, identify(accepted), app, tls)
+            connections.serve(accepted, identify(accepted))
         except OSError:
             accepted.close()
         # If many connect, those that are accepted already get their turn.
@@ -145,19 +135,19 @@ class Server:
             sessions=sessions,
         )  # fmt: skip
         self._local: Path | None = None
-        self._connections = Connections()
+        self._connections = Connections(self.app, self._tls.context if self._tls else None)
         self._listeners = Listeners(self._each_second)
         # From any thread or a signal handler, also before ``run``.
         self.stop = self._listeners.stop
         self._listen = config.listen
-        self._up = backend.metrics.gauge("http_up")
         self._pause = Pause(monotonic, LONGEST_PAUSE_S)
         self._socket: socket.socket | None = None
         self.trouble = ""
+        backend.metrics.gauge("http_up").set_function(lambda: not self.trouble)
         self._start(passed)
         if config.probe_listen:
             listener = listen_on(config.probe_listen, "http.probe_listen")
-            self._listeners.add(listener, Connections(), probes(backend.missing))
+            self._listeners.add(listener, Connections(probes(backend.missing)))
 
     def _start(self, passed: socket.socket | None = None) -> None:
         """Listen, or note why to try again later. Raises UsageError if waiting does not help."""
@@ -169,17 +159,14 @@ class Server:
             if self._pause.begin():
                 logger.warning("%s; trying again", error)
             self.trouble = str(error)
-            self._up.set(0)
             return
         self.trouble = ""
-        self._up.set(1)
         self.app.state.port, self.app.state.url = self.address[1], self.url
-        tls = self._tls.context if self._tls else None
-        self._listeners.add(self._socket, self._connections, self.app, tls)
+        self._listeners.add(self._socket, self._connections)
 
     def bind_locally(self, path: Path) -> None:
         """Serve on this Unix socket, too. Raises OSError."""
-        self._listeners.add(listen_locally(path), self._connections, self.app)
+        self._listeners.add(listen_locally(path), self._connections)
         self._local = path
 
     @property

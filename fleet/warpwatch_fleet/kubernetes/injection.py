@@ -167,8 +167,8 @@ class InjectionServer:
         self.listener = listen_on(config.listen, "fleet.kubernetes.injection.listen")
         self._listeners = Listeners(tls.renew)
         app = Starlette(routes=[Route("/inject", self._inject, methods=["POST"])])
-        connections = Connections(MAX_REQUESTS, MAX_REQUESTS)
-        self._listeners.add(self.listener, connections, app, tls.context)
+        connections = Connections(app, tls.context, MAX_REQUESTS, MAX_REQUESTS)
+        self._listeners.add(self.listener, connections)
 
     async def run_beside(self) -> None:
         """Serve in a thread until cancelled."""

@@ -40,7 +40,7 @@ class Site:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.loop = ManualLoop(self.clock)
-        self.connections = Connections()
+        self.connections = Connections(self)
         self.asked = 0
         self.clients: list[socket.socket] = []
 
@@ -64,7 +64,7 @@ class Site:
         self.clients.append(ours)
 
         async def serve() -> None:
-            self.connections.serve(theirs, peer, self)
+            self.connections.serve(theirs, peer)
 
         self.loop.run_until_complete(serve())
         self.settle()
