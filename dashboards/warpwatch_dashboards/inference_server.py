@@ -5,26 +5,20 @@ Most of its panels are the rows of server_panels.csv.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping
-from itertools import groupby
-from operator import itemgetter
-from pathlib import Path
 
 from grafana_foundation_sdk.models import dashboard as models
 
 from warpwatch_dashboards import links, variables
-from warpwatch_dashboards.page import Page, Row
+from warpwatch_dashboards.page import Page, Row, rows_of
 from warpwatch_dashboards.panels import (
-    EMPTY_WHEN_HEALTHY,
-    Column,
     PanelSize,
+    anomalies_now,
     at_most,
-    bars,
     graph,
+    newest_diagnosis,
     number,
-    table,
 )
 from warpwatch_dashboards.queries import (
     BY_JOB,
@@ -38,7 +32,6 @@ from warpwatch_dashboards.queries import (
     total,
 )
 
-_PANELS = Path(__file__).with_name("server_panels.csv")
 _METRIC = re.compile(r"(\w+)(?:\{(\w+=\"(\w+)\")\})?")
 _QUANTILES = (0.5, 0.9, 0.99)
 
@@ -50,14 +43,8 @@ def page() -> Page:
         description="One served model over all its replicas: latencies, iterations, KV cache.",
         variables=[*variables.of_agents(), variables.namespace(), variables.job()],
         annotations=variables.marks_of_jobs(),
-        rows=[*_rows(), _REASONS_ROW],
+        rows=[*rows_of("server_panels.csv", _panel), _REASONS_ROW],
     )
-
-
-def _rows() -> list[Row]:
-    with _PANELS.open(newline="", encoding="utf-8") as file:
-        rows = groupby(csv.DictReader(file), itemgetter("row"))
-        return [Row(title, [_panel(one) for one in of_row]) for title, of_row in rows]
 
 
 def _panel(row: Mapping[str, str]) -> models.Panel:
@@ -107,27 +94,12 @@ def _of_histogram(name: str, by: str, legend: str, show: str) -> list[Query]:
     ]
 
 
-_SHARES = f"max by ({BY_JOB}, finding) ({series('diagnosis_share_ratio', JOB)})"
 _REASONS_ROW = Row(
     "Why",
     [
-        bars(
-            "Newest diagnosis",
-            "Share of the iterations that each finding of the newest capture explains. "
-            f"{EMPTY_WHEN_HEALTHY}",
-            Query(_SHARES, f"{JOB_LEGEND} {{{{finding}}}}"),
-            unit="percentunit",
-            minimum=0,
-            maximum=1,
+        newest_diagnosis(
+            "Share of the iterations that each finding of the newest capture explains."
         ),
-        table(
-            "Anomalies now",
-            "What is wrong with the server now. The agent's page has the evidence and the "
-            f"capture. {EMPTY_WHEN_HEALTHY}",
-            [Column(f"{series('anomaly_info', JOB)} == 1")],
-            hidden=["__name__", "job", "gpu", "uuid", "link"],
-            links=[links.node_of_row()],
-            width=16,
-        ),
+        anomalies_now("server", width=16),
     ],
 )

@@ -5,18 +5,14 @@ The panels about one metric of the devices each are the rows of device_panels.cs
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Mapping
-from itertools import groupby
-from operator import itemgetter
-from pathlib import Path
 
 from grafana_foundation_sdk.models import dashboard as models
 
 from warpwatch_dashboards import links, variables
-from warpwatch_dashboards.page import Page, Row
+from warpwatch_dashboards.page import Page, Row, rows_of
 from warpwatch_dashboards.panels import (
     EMPTY_WHEN_HEALTHY,
     Column,
@@ -59,7 +55,7 @@ def page() -> Page:
         annotations=variables.marks_of_agents(),
         rows=[
             _OVERVIEW_ROW,
-            *_device_rows(),
+            *rows_of("device_panels.csv", _panel, collapsed=True),
             _PROCESSES_ROW,
             _HOST_ROW,
             _TRAFFIC_ROW,
@@ -68,15 +64,7 @@ def page() -> Page:
     )
 
 
-_DEVICE_PANELS = Path(__file__).with_name("device_panels.csv")
 _METRIC = re.compile(r"(\w+)(?:\{(.*?)\})?")
-
-
-def _device_rows() -> list[Row]:
-    """Return the rows of panels in the order of the file, closed at first."""
-    with _DEVICE_PANELS.open(newline="", encoding="utf-8") as file:
-        rows = groupby(csv.DictReader(file), itemgetter("row"))
-        return [Row(title, [_panel(one) for one in of_row], True) for title, of_row in rows]
 
 
 def _panel(row: Mapping[str, str]) -> models.Panel:

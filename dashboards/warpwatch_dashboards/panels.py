@@ -22,8 +22,8 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.table import Options as TableOptions
 
-from warpwatch_dashboards.links import Link
-from warpwatch_dashboards.queries import Query
+from warpwatch_dashboards.links import Link, node_of_row
+from warpwatch_dashboards.queries import BY_JOB, JOB, JOB_LEGEND, Query, series
 from warpwatch_dashboards.variables import SOURCE
 
 EMPTY_WHEN_HEALTHY = "Empty when healthy."
@@ -270,6 +270,32 @@ def table(
     assert panel.field_config is not None
     panel.field_config.overrides = [_override(column) for column in columns if column.title]
     return panel
+
+
+def newest_diagnosis(description: str) -> models.Panel:
+    """Return the findings of the chosen jobs' newest captures, with their shares."""
+    shares = f"max by ({BY_JOB}, finding) ({series('diagnosis_share_ratio', JOB)})"
+    return bars(
+        "Newest diagnosis",
+        f"{description} {EMPTY_WHEN_HEALTHY}",
+        Query(shares, f"{JOB_LEGEND} {{{{finding}}}}"),
+        unit="percentunit",
+        minimum=0,
+        maximum=1,
+    )
+
+
+def anomalies_now(what: str, width: int = 0) -> models.Panel:
+    """Return the active anomalies of the chosen jobs; ``what``: a job or a server."""
+    return table(
+        "Anomalies now",
+        f"What is wrong with the {what} now. The agent's page has the evidence and the capture. "
+        f"{EMPTY_WHEN_HEALTHY}",
+        [Column(f"{series('anomaly_info', JOB)} == 1")],
+        hidden=["__name__", "job", "gpu", "uuid", "link"],
+        links=[node_of_row()],
+        width=width,
+    )
 
 
 def _column_target(column: Column) -> prometheus.Dataquery:

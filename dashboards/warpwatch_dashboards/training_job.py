@@ -9,11 +9,12 @@ from warpwatch_dashboards.page import Page, Row
 from warpwatch_dashboards.panels import (
     EMPTY_WHEN_HEALTHY,
     Column,
+    anomalies_now,
     at_least,
     at_most,
-    bars,
     graph,
     heat_map,
+    newest_diagnosis,
     number,
     table,
 )
@@ -184,30 +185,15 @@ _ENERGY_ROW = Row(
 )
 
 
-_SHARES = f"max by ({BY_JOB}, finding) ({series('diagnosis_share_ratio', JOB)})"
-_ANOMALIES = f"{series('anomaly_info', JOB)} == 1"
 _RECORDS_LOST = total(BY_JOB, rate(series("records_lost_total", JOB)))
 _REASONS_ROW = Row(
     "Why",
     [
-        bars(
-            "Newest diagnosis",
+        newest_diagnosis(
             "Share of the steps that each finding of the newest capture's diagnosis explains. "
-            "The report, linked from the marks in the graphs, says what to do about it. "
-            f"{EMPTY_WHEN_HEALTHY}",
-            Query(_SHARES, f"{JOB_LEGEND} {{{{finding}}}}"),
-            unit="percentunit",
-            minimum=0,
-            maximum=1,
+            "The report, linked from the marks in the graphs, says what to do about it."
         ),
-        table(
-            "Anomalies now",
-            "What is wrong with the job now. The agent's page has the evidence and the capture. "
-            f"{EMPTY_WHEN_HEALTHY}",
-            [Column(_ANOMALIES)],
-            hidden=["__name__", "job", "gpu", "uuid", "link"],
-            links=[links.node_of_row()],
-        ),
+        anomalies_now("job"),
         graph(
             "After captures",
             "Median step after a job's newest capture by the median before it. Above 1.05: "
