@@ -22,9 +22,9 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from warpwatch_telemetry.records import LATENCIES, RankSeen, Record, Serve, Step
@@ -119,25 +119,6 @@ class Fault:
     front_end_s: float = 0.0
 
 
-@dataclass
-class _Second:
-    """The sums since the newest ``Serve``, by the names of its fields; latencies are counts."""
-
-    idle_s: float = 0.0
-    preemptions: int = 0
-    prefix_hit_tokens: int = 0
-    prefix_query_tokens: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    iterations: dict[str, tuple[int, float]] = field(default_factory=dict)
-    first_token: int = 0
-    first_token_s: float = 0.0
-    inter_token: int = 0
-    inter_token_s: float = 0.0
-    queue: int = 0
-    queue_s: float = 0.0
-
-
 class SimulatedServer:
     """One replica. ``records`` of successive spans go on where the last one ended."""
 
@@ -155,7 +136,8 @@ class SimulatedServer:
         self._next_s = 0.0
         self._burst_until_s = 0.0
         self._wander = 0.0
-        self._second = _Second()
+        # Since the newest ``Serve``, by the names of its fields; latencies are counts.
+        self._sums: defaultdict[str, Any] = defaultdict(int, iterations={})
         self._reported_s = 0.0
 
     def start(self, at_s: float) -> None:
@@ -172,7 +154,7 @@ class SimulatedServer:
             self._arrive()
             if not self._running and not self._waiting:
                 pause_s = min(self._next_s, until_s, self._reported_s + 1.0) - self.now_s
-                self._second.idle_s += max(0.0, pause_s)
+                self._sums["idle_s"] += max(0.0, pause_s)
                 self.now_s += max(1e-3, pause_s)
             else:
                 yield from self._iterate()
@@ -200,12 +182,12 @@ class SimulatedServer:
             prompt = min(int(draw.lognormvariate(math.log(model.prompt_tokens), 0.9)) + 1, 60_000)
             output = min(int(draw.lognormvariate(math.log(model.output_tokens), 0.8)) + 2, 4000)
             hit = int(prompt * 0.9) if draw.random() < model.prefix_hits else 0
-            self._second.prefix_hit_tokens += hit
-            self._second.prefix_query_tokens += prompt
+            self._sums["prefix_hit_tokens"] += hit
+            self._sums["prefix_query_tokens"] += prompt
             self._waiting.append([came_s, prompt - hit, output, prompt, 0.0])
 
     def _iterate(self) -> Iterator[Step]:
-        model, draw, second = self.model, self._random, self._second
+        model, draw = self.model, self._random
         faulty = self.fault.begin_s <= self.now_s < self.fault.end_s
         room = model.kv_tokens * (self.fault.cache if faulty else 1.0)
         while self._kv > room and len(self._running) > 1:
@@ -224,9 +206,9 @@ class SimulatedServer:
         self._iteration += 1
         self._finish(done, decoding, took_s, self.fault.front_end_s if faulty else 0.0)
         kind = "mixed" if prefill and decoding else "prefill" if prefill else "decode"
-        count, seconds = second.iterations.get(kind, (0, 0.0))
-        second.iterations[kind] = count + 1, seconds + took_s
-        second.prompt_tokens += prefill
+        count, seconds = self._sums["iterations"].get(kind, (0, 0.0))
+        self._sums["iterations"][kind] = count + 1, seconds + took_s
+        self._sums["prompt_tokens"] += prefill
         for rank in range(model.ranks):
             yield Step(
                 EPOCH_S + self.now_s, "chat", rank, self._iteration, took_s, run="r",
@@ -245,8 +227,8 @@ class SimulatedServer:
                 break
             if not request[4]:
                 request[4] = 1.0
-                self._second.queue += 1
-                self._second.queue_s += self.now_s - request[0]
+                self._sums["queue"] += 1
+                self._sums["queue_s"] += self.now_s - request[0]
             part = int(min(request[1], budget - computed))
             request[1] -= part
             computed += max(part, 1)
@@ -259,17 +241,17 @@ class SimulatedServer:
     def _finish(
         self, done: list[list[float]], decoding: int, took_s: float, blocked_s: float
     ) -> None:
-        second, per_pass = self._second, 1 + self.model.speculation
+        sums, per_pass = self._sums, 1 + self.model.speculation
         tokens = int(decoding * per_pass)
         self._kv += tokens
-        second.generated_tokens += tokens + len(done)
+        sums["generated_tokens"] += tokens + len(done)
         # vLLM observes one latency per request and iteration, however many tokens it had.
-        second.inter_token += decoding
-        second.inter_token_s += decoding * (took_s + blocked_s)
+        sums["inter_token"] += decoding
+        sums["inter_token_s"] += decoding * (took_s + blocked_s)
         for request in done:
             if request[4] < 2:
-                second.first_token += 1
-                second.first_token_s += self.now_s - request[0] + blocked_s
+                sums["first_token"] += 1
+                sums["first_token_s"] += self.now_s - request[0] + blocked_s
             end = self._iteration + max(1, int(request[2] / per_pass))
             heapq.heappush(self._running, (end, int(request[3] + request[2]), int(request[2])))
         while self._running and self._running[0][0] <= self._iteration:
@@ -284,12 +266,12 @@ class SimulatedServer:
         has = max(1, longest[1] - int(left * (1 + self.model.speculation)))
         self._kv = max(0, self._kv - has)
         self._waiting.appendleft([self.now_s, has, left, has, 2.0])
-        self._second.preemptions += 1
+        self._sums["preemptions"] += 1
 
     def _serve(self) -> Serve:
-        second, self._second = self._second, _Second()
+        sums, self._sums = self._sums, defaultdict(int, iterations={})
         passed_s, self._reported_s = self.now_s - self._reported_s, self.now_s
-        sums: dict[str, Any] = vars(second) | {"idle_s": min(second.idle_s, passed_s)}
+        sums["idle_s"] = min(sums["idle_s"], passed_s)
         # All observations are in the first bucket: nothing reads the others here.
         sums |= {name: {0: sums[name]} if sums[name] else {} for name in LATENCIES}
         return Serve(

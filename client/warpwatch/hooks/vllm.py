@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from operator import attrgetter
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from warpwatch import faults
 from warpwatch.hooks.import_watcher import ImportWatcher
@@ -69,44 +69,31 @@ def _fits(owner: Any, *names: str) -> bool:
 # --- the place of a process ---------------------------------------------------------------------
 
 
-class Layout(NamedTuple):
-    """The processes of an engine by vLLM's configuration; the environment does not have them.
+class Layout:
+    """The processes of an engine by its VllmConfig; the environment does not have them.
 
-    world: workers of one engine, of ``engines``; ``engine`` is this one.
+    world: workers of one engine, of ``engines``; ``engine`` is this one. Data-parallel engines of a
+    model without experts are independent of each other: each is a replica.
     """
 
-    tensor: int
-    pipeline: int
-    world: int
-    engines: int
-    engine: int
-    separate: bool
-    about: Mapping[str, Any]
-
-
-def layout(config: Any) -> Layout:
-    """Return the layout of a VllmConfig.
-
-    Data-parallel engines of a model without experts are independent of each other: each is a
-    replica.
-    """
-    parallel = config.parallel_config
-    engines = max(1, int(parallel.data_parallel_size))
-    index = int(getattr(parallel, "data_parallel_index", 0) or 0)
-    names = config.model_config.served_model_name
-    run = str(getattr(config, "instance_id", "") or "")
-    if engines == 1 and index:
-        run, index = f"{run}-dp{index}", 0
-    about = {"job": names if isinstance(names, str) else next(iter(names or ()), ""), "run": run}
-    tensor, pipeline = int(parallel.tensor_parallel_size), int(parallel.pipeline_parallel_size)
-    separate = parallel.distributed_executor_backend != "uni"
-    world = int(parallel.world_size)
-    return Layout(tensor, pipeline, world, engines, index, separate, about)
+    def __init__(self, config: Any) -> None:
+        parallel, names = config.parallel_config, config.model_config.served_model_name
+        self.tensor = int(parallel.tensor_parallel_size)
+        self.pipeline = int(parallel.pipeline_parallel_size)
+        self.world = int(parallel.world_size)
+        self.separate = parallel.distributed_executor_backend != "uni"
+        self.engines = max(1, int(parallel.data_parallel_size))
+        self.engine = int(getattr(parallel, "data_parallel_index", 0) or 0)
+        run = str(getattr(config, "instance_id", "") or "")
+        if self.engines == 1 and self.engine:
+            run, self.engine = f"{run}-dp{self.engine}", 0
+        job = names if isinstance(names, str) else next(iter(names or ()), "")
+        self.about = {"job": job, "run": run}
 
 
 def worker_place(config: Any, rank: int, local_rank: int) -> dict[str, Any]:
     """Return the metadata of a worker. ``rank``: within its engine."""
-    here = layout(config)
+    here = Layout(config)
     parallel = {
         "data": [here.engine, here.engines],
         "tensor": [rank % here.tensor, here.tensor],
@@ -123,7 +110,7 @@ def worker_place(config: Any, rank: int, local_rank: int) -> dict[str, Any]:
 
 def other_place(config: Any, front_end: int | None = None) -> dict[str, Any]:
     """Return the metadata of a scheduler, or of a front end by its number."""
-    here = layout(config)
+    here = Layout(config)
     rank = here.engines * here.world
     if front_end is None:
         rank += here.engine

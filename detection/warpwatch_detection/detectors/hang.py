@@ -23,7 +23,7 @@ from warpwatch_detection.detector import (
     job_found,
     job_status,
 )
-from warpwatch_detection.detectors.serving.stalls import ServerProgress
+from warpwatch_detection.detectors.serving.stalls import CRASH_QUIET_S, GAP_FACTOR, ServerProgress
 from warpwatch_detection.detectors.step_progress import (
     DeviceActivity,
     Idle,
@@ -42,15 +42,11 @@ from warpwatch_telemetry.records import DeviceReading, End, RankEvent, Serve, St
 
 # If steps are slow, this many typical steps are the timeout.
 TIMEOUT_STEPS = 28.0
-# A pause may take a little longer than the longest so far.
-GAP_FACTOR = 1.15
 # Processes and devices must be idle for this time; as they are read every 2 s, a hang is found
 # within 30 s.
 IDLE_S = 20.0
 # Once a job has been silent for longer than its least limit, it is checked this often.
 CHECK_S = 1.0
-# For this time, survivors that wait for a dead rank are not a hang: the crash is their cause.
-CRASH_QUIET_S = 600.0
 # A process with this reason of silence may be in a long call in C, such as a checkpoint.
 HOLDS_GIL = "holds the GIL"
 

@@ -16,7 +16,7 @@ TIMEOUT_S, FIRST_TIMEOUT_S = 60.0, 600.0
 STOPPED_TIMEOUT_S = 10.0
 # A pause may take a little longer than the longest so far.
 GAP_FACTOR = 1.15
-# The survivors of a dead rank have the crash's cause, not one of their own.
+# For this time, survivors that wait for a dead rank are not a hang: the crash is their cause.
 CRASH_QUIET_S = 600.0
 
 
