@@ -481,18 +481,8 @@ class Member:
     def _serve(self) -> ServeState:
         """Return the server's process; requests are those of the process with the KV cache."""
         seen, second = self.seen, self.second if self.is_live else None
-        if second is None:
-            return ServeState(seen.role, seen.replica)
-        idle = second.idle_s >= second.interval_s > 0
-        knows = second.kv_usage is not None
-        return ServeState(
-            seen.role,
-            seen.replica,
-            idle=idle,
-            running=second.running if knows else None,
-            waiting=second.waiting if knows else None,
-            kv_usage=second.kv_usage,
-        )
+        requests_known = second is not None and second.kv_usage is not None
+        return ServeState(seen.role, seen.replica, **ServeState.now(second, requests_known))
 
 
 def _count(event: RankEvent, name: str) -> int:

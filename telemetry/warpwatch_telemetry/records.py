@@ -145,6 +145,11 @@ class Serve(_OfJob, msgspec.Struct, frozen=True, gc=False):
     owner: str = ""
     run: str = ""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request was in flight in all of it."""
+        return self.idle_s >= self.interval_s > 0
+
 
 class DeviceReading(msgspec.Struct, frozen=True, gc=False):
     """The values of one device at one time. ``index``: as the driver counts the GPUs.

@@ -12,7 +12,7 @@ from typing import Any
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import JobKind, Step
+from warpwatch_telemetry.records import JobKind, Serve, Step
 from warpwatch_telemetry.samples import Attribution, DeviceSample, HostSample, SourceHealth
 
 # Upper bounds in seconds of warpwatch_step_duration_seconds; a last bucket counts the rest.
@@ -79,6 +79,15 @@ class ServeState:
     idle_s: float = 0.0
     iterations: Mapping[str, Histogram] = field(default_factory=dict)
     latencies: Mapping[str, Histogram] = field(default_factory=dict)
+
+    @staticmethod
+    def now(second: Serve | None, requests_known: bool) -> dict[str, Any]:
+        """Return the fields that the newest second of a live process has."""
+        if second is None:
+            return {}
+        running, waiting = (second.running, second.waiting) if requests_known else (None, None)
+        requests = {"running": running, "waiting": waiting, "kv_usage": second.kv_usage}
+        return {"idle": second.is_idle, **requests}
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,15 +230,18 @@ def _work_class(prefill_tokens: int, decode_requests: int) -> WorkClass:
     return "prefill" if prefill_tokens else "decode"
 
 
-def parse_serve(payload: bytes, time: float, job: JobId, rank: int) -> Serve | None:
-    """Return one second of a server without its iterations; None if the payload is too short."""
+def parse_serve(payload: bytes, time: float, job: JobId, rank: int) -> tuple[Serve, bool] | None:
+    """Return one second of a server without its iterations, and whether it knows the requests.
+
+    That of the scheduler does. Returns None if the payload is too short.
+    """
     if len(payload) < protocol.SERVE.size:
         return None
     ns, idle_ns, running, waiting, usage, *counts = protocol.SERVE.unpack_from(payload)
     preemptions, hits, queries, prompt, generated, *sums_ns = map(_count, counts)
     interval_s = _seconds(ns)
     first, inter, queue = _buckets(payload[protocol.SERVE.size :])
-    return Serve(
+    second = Serve(
         time, job.name, rank, interval_s, min(_seconds(idle_ns), interval_s),
         _count(running), _count(waiting), usage / 1e9 if usage <= 10**9 else None,
         preemptions, hits, queries, prompt, generated,
@@ -246,11 +249,7 @@ def parse_serve(payload: bytes, time: float, job: JobId, rank: int) -> Serve | N
         inter_token=inter, inter_token_s=_seconds(sums_ns[1]),
         queue=queue, queue_s=_seconds(sums_ns[2]), owner=job.owner, run=job.run,
     )  # fmt: skip
-
-
-def knows_requests(payload: bytes) -> bool:
-    """Return whether a second of a server has its requests, as that of the scheduler does."""
-    return len(payload) >= protocol.SERVE.size and protocol.SERVE.unpack_from(payload)[2] < ABSENT
+    return second, running < ABSENT
 
 
 def _buckets(raw: bytes) -> tuple[dict[int, int], ...]:

@@ -328,9 +328,10 @@ class ServingProcess:
         self, record: protocol.RecordHead, time: float, job: JobId, rank: int, counted: bool
     ) -> Iterator[Serve]:
         """Yield the second that a record ends, if it does."""
-        second = claims.parse_serve(record.payload, time, job, rank)
-        if second is None:
+        found = claims.parse_serve(record.payload, time, job, rank)
+        if found is None:
             return
+        second, knows_requests = found
         self._waiting.append(second)
         if record.flags & protocol.FLAG_CONTINUES:
             del self._waiting[:-MAX_PARTS]
@@ -343,7 +344,7 @@ class ServingProcess:
             second, iterations=self._iterations, comm_s=self._comm_s, **merged
         )
         self._iterations, self._comm_s, self._newest = {}, 0.0, second
-        self._schedules = claims.knows_requests(record.payload)
+        self._schedules = knows_requests
         if not counted:
             self._count(second)
         yield second
@@ -369,25 +370,15 @@ class ServingProcess:
 
     @property
     def is_idle(self) -> bool:
-        second = self._newest
-        return second is not None and second.idle_s >= second.interval_s > 0
+        return self._newest is not None and self._newest.is_idle
 
     def state(self, said: claims.Claims, replica: str, live: bool) -> ServeState:
-        second = self._newest if live else None
-        now: dict[str, Any] = {}
-        if second is not None:
-            now = {
-                "idle": self.is_idle,
-                "running": second.running if self._schedules else None,
-                "waiting": second.waiting if self._schedules else None,
-                "kv_usage": second.kv_usage,
-            }
         return ServeState(
             said.role,
             replica,
             said.server,
             said.note,
-            **now,
+            **ServeState.now(self._newest if live else None, self._schedules),
             counts=dict(self.counts),
             idle_s=self._idle_s,
             iterations=self._shown(_CLASSES),
