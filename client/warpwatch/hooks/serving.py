@@ -38,6 +38,19 @@ class ServerProcess:
         self.counts_tokens = True
         self._server = ""
         self._notes: list[str] = []
+        self._is_hooked = False
+
+    def starts(self, library: str) -> bool:
+        """Return whether to install the hooks now: once, unless the environment switches them off.
+
+        The server calls its plug-in function several times.
+        """
+        hooks = os.environ.get("WARPWATCH_HOOKS")
+        is_off = os.environ.get("WARPWATCH") == "0" or (hooks and library not in hooks.split(","))
+        if is_off or self._is_hooked:
+            return False
+        self._is_hooked = True
+        return True
 
     def identify(self, library: str) -> None:
         """Set the name and version of the server."""
@@ -117,7 +130,7 @@ class ServerProcess:
         monitor, clock = self.monitor, self.clock
         if monitor is None or clock is None:
             return NO_PHASE
-        phase = swallowed(monitor.phase, name) or NO_PHASE
+        phase = monitor.phase(name)
         return _marked(phase, name) if clock.capturing else phase
 
     def around(
@@ -130,17 +143,22 @@ class ServerProcess:
     ) -> Callable[..., Any]:
         """Return the method in the phase ``phase``, with hooks that receive its arguments.
 
-        ``after`` also receives the result, first.
+        It is in no phase if ``before`` returns False or fails. ``after`` also receives the result,
+        first. An iteration in which the method fails does not count.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            has_work = False
             try:
-                if before is not None:
-                    before(*args, **kwargs)
+                has_work = before is None or before(*args, **kwargs) is not False
             except Exception as error:
                 faults.swallow(error)
-            with self.phase(phase) if phase else NO_PHASE:
-                result = original(*args, **kwargs)
+            try:
+                with self.phase(phase) if phase and has_work else NO_PHASE:
+                    result = original(*args, **kwargs)
+            except BaseException:
+                self.drop()
+                raise
             try:
                 if after is not None:
                     after(result, *args, **kwargs)
@@ -163,18 +181,3 @@ def _marked(phase: AbstractContextManager[Any], name: str) -> Iterator[None]:
 
     with phase, record_function(name):
         yield
-
-
-def is_off(library: str) -> bool:
-    """Return whether the environment switches the hooks of this server off."""
-    hooks = os.environ.get("WARPWATCH_HOOKS")
-    return os.environ.get("WARPWATCH") == "0" or bool(hooks and library not in hooks.split(","))
-
-
-def swallowed(function: Any, *arguments: Any, **named: Any) -> Any:
-    """Return the result of a part of a hook, or None after an error."""
-    try:
-        return function(*arguments, **named)
-    except Exception as error:
-        faults.swallow(error)
-        return None

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from warpwatch import faults
-from warpwatch.hooks.serving import ServerProcess, is_off
+from warpwatch.hooks.serving import ServerProcess
 
 NAME = "warpwatch"
 # Set by the first process of a server for all others.
@@ -28,17 +28,14 @@ _FRONT_END = "sglang.srt.managers.tokenizer_manager"
 _METRICS = "sglang.srt.observability.metrics_collector"
 
 process = ServerProcess()
-_installed = False
 # The work of the batches whose results are not processed yet, as of ``work_of``.
 _works: deque[tuple[int, int, int, int]] = deque(maxlen=64)
 
 
 def install() -> None:
     """Register the hooks; SGLang's plug-in function, called early in every process."""
-    global _installed
-    if _installed or is_off("sglang"):
+    if not process.starts("sglang"):
         return
-    _installed = True
     try:
         process.identify("sglang")
         found = import_module("sglang.srt.plugins.hook_registry")

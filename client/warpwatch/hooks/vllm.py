@@ -21,21 +21,18 @@ from typing import Any
 
 from warpwatch import faults
 from warpwatch.hooks.import_watcher import ImportWatcher
-from warpwatch.hooks.serving import NO_PHASE, ServerProcess, is_off, swallowed
+from warpwatch.hooks.serving import ServerProcess
 
 NAME = "warpwatch"
 _NEW_TOKENS, _PREFILL_STATS = attrgetter("new_token_ids"), attrgetter("prefill_stats")
 
 process = ServerProcess()
-_installed = False
 
 
 def install() -> None:
     """Install the hooks in this process; vLLM's plug-in function."""
-    global _installed
-    if _installed or is_off("vllm"):
+    if not process.starts("vllm"):
         return
-    _installed = True
     try:
         _watch(_HOOKS | _FRONT_END_HOOKS)
     except Exception as error:
@@ -147,30 +144,13 @@ def _hook_worker(module: ModuleType) -> None:
         _report_misfit()
         return
     _wrap(worker, "__init__", after=_join_worker)
-    worker.execute_model = _executing(worker.execute_model)
+    _wrap(worker, "execute_model", before=_execute, phase="forward", after=_executed)
     _wrap(worker, "sample_tokens", phase="sample", after=_end)
 
 
 def _wrap(owner: Any, name: str, **hooks: Any) -> None:
     original = getattr(owner, name)
     setattr(owner, name, wraps(original)(process.around(original, **hooks)))
-
-
-def _executing(execute: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(execute)
-    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        has_work = swallowed(_execute, scheduler_output)
-        try:
-            with process.phase("forward") if has_work else NO_PHASE:
-                output = execute(self, scheduler_output, *args, **kwargs)
-        except BaseException:
-            process.drop()
-            raise
-        if output is not None:
-            swallowed(_end)
-        return output
-
-    return execute_model
 
 
 _work = (0, 0, 0, 0)
@@ -180,14 +160,20 @@ def _join_worker(made: None, worker: Any, *_: Any, **__: Any) -> None:
     process.join("rank", worker_place(worker.vllm_config, int(worker.rank), int(worker.local_rank)))
 
 
-def _execute(output: Any) -> bool:
+def _execute(worker: Any, scheduler_output: Any, *_: Any, **__: Any) -> bool:
     """Start a worker's iteration; return whether it computes anything."""
     global _work
-    has_work = bool(output.total_num_scheduled_tokens)
+    has_work = bool(scheduler_output.total_num_scheduled_tokens)
     if has_work and not process.leads and process.monitor is not None:
-        _work = work_of(output)
-        process.begin(not output.scheduled_cached_reqs.req_ids)
+        _work = work_of(scheduler_output)
+        process.begin(not scheduler_output.scheduled_cached_reqs.req_ids)
     return has_work
+
+
+def _executed(output: Any, *_: Any, **__: Any) -> None:
+    """End the iteration, unless ``sample_tokens`` follows."""
+    if output is not None:
+        _end()
 
 
 def _end(*_: Any, **__: Any) -> None:
