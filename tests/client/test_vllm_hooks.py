@@ -51,6 +51,8 @@ try:
     worker.execute_model(failing)
 except ValueError as error:
     print(error, flush=True)
+# It ends no iteration, since that of the failed pass is dropped.
+worker.sample_tokens(None)
 """
 FRONT_END = f"""{BEGINS}
 from types import SimpleNamespace
