@@ -7,6 +7,7 @@ import pytest
 from tests.client.servers.ends import BOOTSTRAP, WAITS, ended
 from tests.client.servers.engine_config import config
 from warpwatch.hooks import vllm
+from warpwatch.hooks.serving import ServerProcess
 
 BEGINS = """
 import os, sys
@@ -175,3 +176,21 @@ def test_independent_engines_of_one_server_are_replicas():
 def test_the_entry_points_are_found_only_in_the_folder_of_run():
     names = (BOOTSTRAP / "warpwatch_hooks-0.dist-info/entry_points.txt").read_text()
     assert "warpwatch = warpwatch.hooks.vllm:install" in names
+
+
+@pytest.mark.parametrize(
+    ("environ", "starts"),
+    [
+        ({}, [True, False]),
+        ({"WARPWATCH": "0"}, [False, False]),
+        ({"WARPWATCH_HOOKS": "optimizer,vllm"}, [True, False]),
+        ({"WARPWATCH_HOOKS": "optimizer"}, [False, False]),
+    ],
+)
+def test_the_hooks_of_a_server_start_once_unless_they_are_off(monkeypatch, environ, starts):
+    for name in ("WARPWATCH", "WARPWATCH_HOOKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    process = ServerProcess()
+    assert [process.starts("vllm"), process.starts("vllm")] == starts
