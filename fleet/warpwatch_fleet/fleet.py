@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from warpwatch import rendezvous
@@ -51,7 +52,7 @@ from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, sentence
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId, RunSummary
-from warpwatch_telemetry.state import State
+from warpwatch_telemetry.state import RankState, State
 
 logger = logging.getLogger(__name__)
 
@@ -279,13 +280,19 @@ class Fleet:
 
     # --- what HTTP asks ---
 
-    async def prepare(self) -> None:
+    async def prepare(self, path: str) -> None:
         """Fetch nothing: one process has all there is."""
 
     def state(self) -> State:
+        return replace(self.overview(), ranks=self._ranks())
+
+    def _ranks(self) -> tuple[RankState, ...]:
         with self._cluster.lock:
             names = self._cluster.names()
-            jobs = list(self._cluster.jobs.values())
+            return tuple(rank for job in self._cluster.jobs.values() for rank in job.ranks(names))
+
+    def overview(self) -> State:
+        with self._cluster.lock:
             now = time.time()
             return State(
                 time=now,
@@ -295,8 +302,7 @@ class Fleet:
                     one for node in self._cluster.agents() for one in node.samples.values()
                 ),
                 sources=tuple(node.health(now) for node in self._cluster.agents()),
-                ranks=tuple(rank for job in jobs for rank in job.ranks(names)),
-                jobs=tuple(job.state() for job in jobs),
+                jobs=tuple(job.state() for job in self._cluster.jobs.values()),
                 anomalies=tuple(sorted(self._cluster.anomalies(), key=lambda one: one.time)),
                 captures=self.captures.shown(),
                 decisions=self._board.decisions,

@@ -238,7 +238,7 @@ class Guard:
     """The middleware; the routes decide what an admitted request may see and do.
 
     count: receives the status of every answer. refuse: makes the answer to a request that was
-    refused. prepare: fetches from other processes what an admitted request may need.
+    refused. prepare: fetches what an admitted request for a path may need of other processes.
     """
 
     app: ASGIApp = field(kw_only=False)
@@ -246,7 +246,7 @@ class Guard:
     basic_auth: BasicAuth | None
     count: Callable[[int], None]
     refuse: Callable[[HTTPConnection, HttpError], Response]
-    prepare: Callable[[], Awaitable[None]]
+    prepare: Callable[[str], Awaitable[None]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = HTTPConnection(scope)
@@ -265,7 +265,7 @@ class Guard:
         try:
             await self._admit(request)
             if request.url.path not in self.access.open:
-                await self.prepare()
+                await self.prepare(request.url.path)
             await self.app(scope, receive, watched)
         except HttpError as error:
             await self.refuse(request, error)(scope, receive, watched)

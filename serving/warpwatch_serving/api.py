@@ -71,19 +71,19 @@ class JsonApi:
     async def healthz(self, request: Request) -> Response:
         """Whether the process lives."""
         port = request.app.state.port
-        return json_answer(answers.Health(version=self._backend.state().version, port=port))
+        return json_answer(answers.Health(version=self._backend.overview().version, port=port))
 
     async def readyz(self, request: Request) -> Response:
         """Whether every source can be read."""
         missing = self._backend.missing()
-        sources = self._backend.state().sources
+        sources = self._backend.overview().sources
         document = answers.Readiness(ready=not missing, missing=missing, sources=sources)
         return json_answer(document, 503 if missing else 200)
 
     async def devices(self, request: Request) -> Response:
         """Devices with their newest values."""
         filters(request, bodies.Filters)
-        devices = [answers.DeviceReport.of(sample) for sample in self._backend.state().devices]
+        devices = [answers.DeviceReport.of(sample) for sample in self._backend.overview().devices]
         return json_answer(answers.DeviceList(devices=devices))
 
     async def ranks(self, request: Request) -> Response:
@@ -91,7 +91,7 @@ class JsonApi:
         wanted = filters(request, bodies.JobFilters)
         ranks = [
             rank
-            for rank in self._state(request).ranks
+            for rank in visible(self._backend.state(), caller_of(request).owner).ranks
             if wanted.admits(job=rank.job, owner=rank.owner)
         ]
         return json_answer(answers.RankList(ranks=ranks))
@@ -99,14 +99,14 @@ class JsonApi:
     async def jobs(self, request: Request) -> Response:
         """Jobs."""
         wanted = filters(request, bodies.JobFilters)
-        state = self._state(request)
+        state = self._overview(request)
         jobs = [job for job in state.jobs if wanted.admits(job=job.name, owner=job.owner)]
         return json_answer(answers.JobList(jobs=jobs))
 
     async def anomalies(self, request: Request) -> Response:
         """Anomalies, each with what became of its trigger."""
         wanted = filters(request, bodies.AnomalyFilters)
-        state = self._state(request)
+        state = self._overview(request)
         decided = {decision.anomaly_id: decision for decision in state.decisions}
         anomalies = [
             answers.AnomalyReport.of(anomaly, state.hostname, decided.get(anomaly.id))
@@ -119,7 +119,7 @@ class JsonApi:
     async def anomaly(self, request: Request) -> Response:
         """One anomaly, also of the history, with the metrics of the minutes around it."""
         filters(request, bodies.Filters)
-        ident, state = request.path_params["id"], self._state(request)
+        ident, state = request.path_params["id"], self._overview(request)
         found = next((one for one in state.anomalies if one.id == ident), None)
         context = state.contexts.get(ident)
         if found is None or context is None:
@@ -198,7 +198,7 @@ class JsonApi:
 
     async def capture(self, request: Request) -> Response:
         """One capture."""
-        for capture in self._state(request).captures:
+        for capture in self._overview(request).captures:
             if capture.id == request.path_params["id"]:
                 return json_answer(capture)
         raise HttpError(404, "not_found", "there is no such capture")
@@ -272,13 +272,13 @@ class JsonApi:
             raise Refused("refused_disabled", "a fleet chooses id, start_step and anomaly itself")
         return self._backend.request_capture(body.request(owner))
 
-    def _state(self, request: Request) -> State:
-        return visible(self._backend.state(), caller_of(request).owner)
+    def _overview(self, request: Request) -> State:
+        return visible(self._backend.overview(), caller_of(request).owner)
 
     def _captures(self, request: Request, wanted: bodies.DiagnosisFilters) -> Iterable[Capture]:
         return (
             capture
-            for capture in self._state(request).captures
+            for capture in self._overview(request).captures
             if wanted.admits(
                 job=capture.request.job, owner=capture.request.owner, kind=capture.request.kind
             )

@@ -26,10 +26,13 @@ class ApiBackend(Protocol):
 
     metrics: AgentMetrics
 
-    async def prepare(self) -> None:
-        """Fetch from other processes what a request may need."""
+    async def prepare(self, path: str) -> None:
+        """Fetch from other processes what a request for this path may need."""
 
     def state(self) -> State: ...
+
+    def overview(self) -> State:
+        """Return the state without its ranks: those of a large fleet take a second."""
 
     def exported(self) -> State:
         """Return the part of the state that ``/metrics`` shows."""

@@ -270,7 +270,7 @@ def create_app(
     app.state.pages = pages
     app.state.port = app.state.url = None
     # It takes 20 ms to make, and is rarely requested.
-    app.state.document = cache(lambda: openapi(backend.state().version, table))
+    app.state.document = cache(lambda: openapi(backend.overview().version, table))
     return app
 
 

@@ -109,7 +109,7 @@ class Daemon:
         self.sources = enabled_sources(config, self._context())
         self._bus = bus_agent(config, node, self._stream, self.server.app, metrics)
         # What HTTP asks.
-        self.state = self.exported = self.hub.state
+        self.state = self.overview = self.exported = self.hub.state
         self.lease = self.pipeline.leases.acquire
         self.request_capture, self.prepare_capture = service.request, service.prepare
         self.receive_alerts = self.captures.alerts.receive
@@ -244,7 +244,7 @@ class Daemon:
 
     # --- what HTTP asks ---
 
-    async def prepare(self) -> None:
+    async def prepare(self, path: str) -> None:
         """Fetch nothing: the node is all there is."""
 
     def _own_state(self) -> State:

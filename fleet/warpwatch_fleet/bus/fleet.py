@@ -9,8 +9,9 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -22,13 +23,13 @@ from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.fleet import Fleet
 from warpwatch_fleet.source import FleetSource
 from warpwatch_runtime.bus import BusError, check
-from warpwatch_serving.access import SESSION_S, Caller, Keys
+from warpwatch_serving.access import METRICS, SESSION_S, Caller, Keys
 from warpwatch_serving.answers import HttpError
 from warpwatch_telemetry.bus_messages import WORKERS, pack, partition_of, unpack_bytes
 from warpwatch_telemetry.captures import Capture, CaptureRequest, base_id
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import RunSummary
-from warpwatch_telemetry.state import State
+from warpwatch_telemetry.state import RankState, State
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,10 @@ T = TypeVar("T")
 # Requests within this time see the same.
 FRESH_S = 1.0
 VIEW_S = 5.0
+# Those of 25,000 ranks take two seconds of a core.
+DETAILS_S = 10.0
+# Of these requests and those of pages.
+DETAILED = ("/api/v1/ranks", "/api/v1/detectors")
 CAPTURE_S = 40.0
 MAX_VIEW_BYTES = 256 * 2**20
 # If a worker refuses with this reason, another one may have the ranks.
@@ -44,12 +49,45 @@ _ELSEWHERE = "refused_no_rank"
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """One worker's view of its jobs and nodes."""
+    """One worker's view of its jobs and nodes, without ranks."""
 
     state: State
     runs: Sequence[RunSummary] = ()
+
+
+class WorkerDetails(msgspec.Struct, frozen=True):
+    """The ranks of one worker, and how its detectors see them."""
+
+    ranks: tuple[RankState, ...] = ()
     detectors: Mapping[str, Sequence[DetectorStatus]] = {}
     suppressed: Sequence[Suppressed] = ()
+
+
+V = TypeVar("V")
+
+
+class Views(Generic[V]):
+    """The newest replies of the other workers to ``operation``, by worker."""
+
+    def __init__(self, operation: str, form: type[V], timeout_s: float) -> None:
+        self.operation = operation
+        self.timeout_s = timeout_s
+        self.refreshed_at = float("-inf")
+        self.of: dict[str, V] = {}
+        self._form = form
+
+    def read(self, replies: Mapping[str, bytes]) -> None:
+        """Read a reply of each live worker; if it cannot be read, the one before stays."""
+        found = {}
+        for worker, reply in replies.items():
+            try:
+                content = unpack_bytes(reply, MAX_VIEW_BYTES)
+                found[worker] = msgspec.msgpack.decode(content, type=self._form)
+            except (ValueError, msgspec.MsgspecError) as error:
+                logger.warning("worker %s: no %s: %s", worker, self.operation, error)
+                if worker in self.of:
+                    found[worker] = self.of[worker]
+        self.of = found
 
 
 class WorkerFleet(Fleet):
@@ -59,8 +97,8 @@ class WorkerFleet(Fleet):
     _trigger_tries = 1
 
     def __init__(self, config: FleetFile) -> None:
-        self._views: dict[str, WorkerView] = {}
-        self._refreshed_at = float("-inf")
+        self._views = Views("view", WorkerView, VIEW_S)
+        self._details = Views("details", WorkerDetails, DETAILS_S)
         self._worker: BusSource
         super().__init__(config)
         self.captures.are_shared = True
@@ -86,6 +124,8 @@ class WorkerFleet(Fleet):
     async def _reply(self, operation: str, body: bytes) -> bytes:
         if operation == "view":
             return await asyncio.to_thread(self._own_view)
+        if operation == "details":
+            return await asyncio.to_thread(self._own_details)
         if operation == "capture":
             request = msgspec.json.decode(body, type=CaptureRequest)
             try:
@@ -99,8 +139,12 @@ class WorkerFleet(Fleet):
         return b"404{}"
 
     def _own_view(self) -> bytes:
-        view = WorkerView(super().state(), super().run_summaries(), *super().detector_statuses())
+        view = WorkerView(super().overview(), super().run_summaries())
         return pack(msgspec.msgpack.encode(view))
+
+    def _own_details(self) -> bytes:
+        details = WorkerDetails(super()._ranks(), *super().detector_statuses())
+        return pack(msgspec.msgpack.encode(details))
 
     def _own_file(self, capture_id: str, name: str, owner: str | None) -> bytes:
         found = super().capture_file(capture_id, name, owner)
@@ -110,16 +154,22 @@ class WorkerFleet(Fleet):
 
     # --- from the other workers ---
 
-    async def prepare(self) -> None:
-        """Request the views of all workers. If one does not reply, its last view stays."""
+    async def prepare(self, path: str) -> None:
+        """Request the views of all workers, and details only where they are shown."""
+        if path != METRICS:
+            await self._refresh(self._views)
+            if path in DETAILED or not path.startswith("/api/"):
+                await self._refresh(self._details)
+
+    async def _refresh(self, views: Views[Any]) -> None:
         now = time.monotonic()
-        if now - self._refreshed_at < FRESH_S:
+        if now - views.refreshed_at < FRESH_S:
             return
-        self._refreshed_at = now
+        views.refreshed_at = now
         with contextlib.suppress(BusError):
-            running = self._worker.links.run(lambda: self._request_all("view", b"", VIEW_S))
-            replies = await asyncio.wrap_future(running)
-            self._views = await asyncio.to_thread(_decode_views, replies, self._views)
+            ask = partial(self._request_all, views.operation, b"", views.timeout_s)
+            replies = await asyncio.wrap_future(self._worker.links.run(ask))
+            await asyncio.to_thread(views.read, replies)
 
     async def _request_all(self, operation: str, body: bytes, timeout_s: float) -> dict[str, bytes]:
         """Return the reply of each live worker, empty if there is none."""
@@ -145,10 +195,14 @@ class WorkerFleet(Fleet):
 
     # --- requests over HTTP ---
 
-    def state(self) -> State:
-        """Return the states of all workers as one."""
-        own = super().state()
-        states = [own, *(view.state for view in self._views.values())]
+    def _ranks(self) -> tuple[RankState, ...]:
+        of_others = (rank for one in self._details.of.values() for rank in one.ranks)
+        return (*super()._ranks(), *of_others)
+
+    def overview(self) -> State:
+        """Return what all workers see, as one."""
+        own = super().overview()
+        states = [own, *(view.state for view in self._views.of.values())]
 
         def all_of(name: str) -> tuple[Any, ...]:
             return tuple(one for state in states for one in getattr(state, name))
@@ -157,7 +211,6 @@ class WorkerFleet(Fleet):
             own,
             devices=all_of("devices"),
             sources=all_of("sources"),
-            ranks=all_of("ranks"),
             jobs=all_of("jobs"),
             decisions=all_of("decisions"),
             anomalies=tuple(sorted(all_of("anomalies"), key=lambda one: one.time)),
@@ -167,7 +220,7 @@ class WorkerFleet(Fleet):
     def run_summaries(self) -> Sequence[RunSummary]:
         found = [
             *super().run_summaries(),
-            *(one for view in self._views.values() for one in view.runs),
+            *(one for view in self._views.of.values() for one in view.runs),
         ]
         return sorted(found, key=lambda run: run.first_time)
 
@@ -176,7 +229,7 @@ class WorkerFleet(Fleet):
     ) -> tuple[Mapping[str, Sequence[DetectorStatus]], Sequence[Suppressed]]:
         detectors, suppressed = super().detector_statuses()
         joined = {kind: list(readings) for kind, readings in detectors.items()}
-        views = self._views.values()
+        views = self._details.of.values()
         for kind, readings in (one for view in views for one in view.detectors.items()):
             joined.setdefault(kind, []).extend(readings)
         return joined, [*suppressed, *(one for view in views for one in view.suppressed)]
@@ -242,19 +295,3 @@ def _captures(shown: Sequence[Capture]) -> tuple[Capture, ...]:
     ran = {one.id for one in shown if not one.of_fleet}
     found = {one.id: one for one in shown if not one.of_fleet or base_id(one.id) not in ran}
     return tuple(sorted(found.values(), key=lambda one: one.time))
-
-
-def _decode_views(
-    replies: Mapping[str, bytes], before: Mapping[str, WorkerView]
-) -> dict[str, WorkerView]:
-    """Return the view of each worker; if its reply cannot be read, the one ``before``."""
-    views = {}
-    for worker, reply in replies.items():
-        try:
-            content = unpack_bytes(reply, MAX_VIEW_BYTES)
-            views[worker] = msgspec.msgpack.decode(content, type=WorkerView)
-        except (ValueError, msgspec.MsgspecError) as error:
-            logger.warning("the view of worker %s cannot be read: %s", worker, error)
-            if worker in before:
-                views[worker] = before[worker]
-    return views

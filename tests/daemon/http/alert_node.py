@@ -60,6 +60,8 @@ class AlertNode(MemoryAgent):
     def state(self) -> State:
         return self.node.hub.state()
 
+    overview = state
+
     def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[AlertAnswer]:
         return self.requests.receive(alerts, own_name)
 

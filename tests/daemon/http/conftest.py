@@ -110,7 +110,7 @@ class MemoryAgent:
         requests = (one for one in samples if one.name == "warpwatch_http_requests_total")
         return Counter({int(one.labels["code"]): int(one.value) for one in requests})
 
-    async def prepare(self) -> None: ...
+    async def prepare(self, path: str) -> None: ...
 
     def exported(self) -> State:
         return self.now
@@ -128,6 +128,8 @@ class MemoryAgent:
 
     def state(self) -> State:
         return self.now
+
+    overview = state
 
     def exposition(self) -> Options:
         return Options()

@@ -73,7 +73,7 @@ def test_a_refusal_keeps_its_reason(client, agent, reason, status):
 
 
 def test_a_fault_of_the_daemon_is_logged_and_reported_without_its_insides(client, agent, caplog):
-    agent.state = lambda: int("secret path /etc/x")
+    agent.overview = lambda: int("secret path /etc/x")
     answer = client.get("/api/v1/devices")
     assert answer.status_code == 500
     assert answer.json()["error"]["reason"] == "internal"

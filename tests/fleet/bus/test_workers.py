@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import msgspec
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -20,6 +21,7 @@ from tests.manual_clock import ManualClock
 from warpwatch_daemon.for_fleet.bus import BusAgent, BusReplies, RecordPublisher
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError, BusLinks
+from warpwatch_fleet.bus.fleet import Views, WorkerDetails, WorkerFleet, WorkerView
 from warpwatch_fleet.bus.partition import target_of
 from warpwatch_fleet.bus.sharing import RENEW_INTERVAL_S, Greeting, PartitionLeases, Shares
 from warpwatch_fleet.bus.streams import LEASES
@@ -33,6 +35,7 @@ from warpwatch_runtime.bus import Bucket, Bus, BusError, Turns
 from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.state import State
 
 STEPS = 300
 SLOW_FROM = 200
@@ -352,6 +355,37 @@ def test_a_node_has_its_condition_from_the_worker_that_reads_its_own_lines():
         cluster.add_node(target_of(who, partition))
     api: Any = None
     assert list(Conditions(api, cluster).wanted()) == ["gpu-1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/metrics", []), ("/api/v1/anomalies", ["view"]), ("/api/v1/ranks", ["view", "details"]),
+        ("/api/v1/detectors", ["view", "details"]), ("/", ["view", "details"]),
+    ],
+)  # fmt: skip
+def test_ranks_of_other_workers_are_fetched_only_where_they_are_shown(path, asked):
+    class Asking(WorkerFleet):
+        def __init__(self) -> None:
+            self._views = Views("view", WorkerView, 1.0)
+            self._details = Views("details", WorkerDetails, 1.0)
+            self.asked: list[str] = []
+
+        async def _refresh(self, views: Views[Any]) -> None:
+            self.asked.append(views.operation)
+
+    fleet = Asking()
+    asyncio.run(fleet.prepare(path))
+    assert fleet.asked == asked
+
+
+def test_a_worker_that_does_not_reply_keeps_its_last_view_while_it_lives():
+    views = Views("view", WorkerView, 1.0)
+    reply = said.pack(msgspec.msgpack.encode(WorkerView(State(NOW, "1", "w"))))
+    views.read({"a": reply, "b": reply})
+    known = views.of["a"]
+    views.read({"a": b""})
+    assert views.of == {"a": known}
 
 
 def test_a_fault_of_a_device_is_shown_once_though_two_streams_of_its_agent_have_it():

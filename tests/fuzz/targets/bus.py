@@ -13,7 +13,7 @@ from tests.fuzz.watch import Target
 from warpwatch_daemon.for_fleet.bus import BusReplies
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.agent_link import AgentError, BusLinks
-from warpwatch_fleet.bus.fleet import WorkerView, _decode_views
+from warpwatch_fleet.bus.fleet import Views, WorkerView
 from warpwatch_fleet.bus.partition import Head, Partition, StoredJob, target_of
 from warpwatch_fleet.bus.sharing import Greeting
 from warpwatch_fleet.bus.worker import BusSource
@@ -105,7 +105,7 @@ class OnTheBus:
             with contextlib.suppress(AgentError, Refused):
                 await self._link.request("captures", {})
         else:
-            _decode_views({"w": content}, {})
+            Views("view", WorkerView, 1.0).read({"w": content})
 
     def _feed(self, subject: str, ident: str, content: bytes) -> None:
         self._partition.feed(StreamMessage(subject, ident, content, NOW + self._number))
