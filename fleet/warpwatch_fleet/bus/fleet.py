@@ -38,9 +38,9 @@ T = TypeVar("T")
 # Requests within this time see the same.
 FRESH_S = 1.0
 VIEW_S = 5.0
-# Those of 25,000 ranks take two seconds of a core.
+# The details of 25,000 ranks take two seconds of a core.
 DETAILS_S = 10.0
-# Of these requests and those of pages.
+# Requests for these, and for pages, show details.
 DETAILED = ("/api/v1/ranks", "/api/v1/detectors")
 CAPTURE_S = 40.0
 MAX_VIEW_BYTES = 256 * 2**20
