@@ -209,6 +209,16 @@ def test_a_start_step_that_does_not_begin_in_time_disarms_once() -> None:
     assert said.said == [("capture_disarmed", "start step did not begin in time")]
 
 
+def test_a_capture_whose_step_before_the_first_was_missed_is_disarmed() -> None:
+    captures = Captures()
+    captures.session, said = recording(ManualClock())
+    clock: Any = SimpleNamespace(capturing=True, flags=0)
+    without_commands: Any = SimpleNamespace(command_fd=-1)
+    for number in (38, 40):
+        captures.follow(clock, without_commands, number)
+    assert said.said == [("capture_disarmed", "the step before the first was not seen")]
+
+
 @pytest.mark.parametrize(("step_s", "steps", "limit_s"), [(0.1, 2, 30.0), (5.0, 2, 60.0)])
 def test_a_recording_may_take_twice_its_steps(step_s: float, steps: int, limit_s: float) -> None:
     clock = ManualClock()

@@ -123,7 +123,7 @@ def test_a_server_that_reports_idle_itself_is_idle_from_then_on(ring):
     [
         ({}, ("tiny", "start-1")),
         ({"WARPWATCH_POD_UID": "pod"}, ("tiny", "pod")),
-        ({"WARPWATCH_JOB": "chat", "WARPWATCH_RUN": "r"}, ("chat", "r")),
+        ({"WARPWATCH_JOB": "chat", "WARPWATCH_RUN": "r", "WARPWATCH_POD_UID": "p"}, ("chat", "r")),
     ],
 )
 def test_a_servers_process_is_named_by_its_model_and_its_replica(environ, expected):

@@ -192,6 +192,15 @@ def test_the_helper_wakes_up_as_often_as_it_is_needed(watched, clock, ring):
     assert waits == [5.0, 0.25, 0.1, 0.1, 0.5]
 
 
+def test_a_folder_in_which_no_ring_can_be_made_is_closed(watched, folder):
+    helper = HelperThread(watched, None, folder.environment())
+    (folder.path / "ranks").rmdir()
+    with pytest.raises(FileNotFoundError):
+        helper._attach()
+    opened = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+    assert str(folder.path) not in opened
+
+
 def test_a_wrapped_loader_keeps_its_length_truth_and_attributes(watched):
     class Loader(list[int]):
         batch_size = 4
