@@ -52,6 +52,11 @@ REQUESTS = (
     *(("GET", "/api/v1/records", None), ("POST", CAPTURES, ASK)),
     *(("POST", f"{CAPTURES}/{CAPTURE.id}/cancel", None), ("POST", WEBHOOK, notification())),
 )
+# What concerns the jobs of all users.
+FOR_ALL_JOBS = (
+    ("GET", "/api/v1/records"), ("POST", "/api/v1/leases"), ("POST", f"{CAPTURES}/prepare"),
+    ("POST", f"{CAPTURES}/1/cancel"), ("POST", "/api/v1/anomalies/1/resolve"),
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -214,13 +219,13 @@ def test_a_session_has_the_rights_of_the_user_who_made_its_link(serve, agent):
     agent.now = replace(
         agent.now, jobs=tuple(replace(one, owner=f"uid/{OWNER}") for one in agent.now.jobs)
     )
-    seen = {}
+    own, seen = {"Origin": server.url.rstrip("/")}, {}
     for uid in (OWNER, STRANGER, 0):
         with session(server, uid) as client:
             jobs = client.get("/api/v1/jobs").json()["jobs"]
             seen[uid] = (len(jobs), "llama-7b" in client.get("/").text)
-            allowed = client.get("/api/v1/records").status_code
-            assert allowed == (200 if uid == 0 else 403)
+            answers = [client.request(*one, json={}, headers=own) for one in FOR_ALL_JOBS]
+            assert {answer.status_code == 403 for answer in answers} == {uid != 0}
     assert seen == {OWNER: (1, True), STRANGER: (0, False), 0: (1, True)}
 
 
