@@ -1,6 +1,7 @@
 """The values of each kind of GPU, their units, and absent ones."""
 
 import json
+import math
 import os
 from collections import Counter
 from dataclasses import replace
@@ -87,6 +88,8 @@ def test_all_ones_are_no_value_but_a_wide_counter_may_have_them_below(process: S
     assert "power_watts" not in sentinels
     assert values["energy_joules_total"] == 4_294_967.295
     assert values["power_watts"] > 0
+    fake.field(83, value=math.nan)
+    assert "energy_joules_total" not in process.step(SLOW)
 
 
 RECEIVED = ("device_pcie_receive_bytes_total", ())

@@ -175,6 +175,7 @@ def test_a_slow_rank_of_an_engine_over_two_nodes_is_named_with_its_node():
     # The iterations of all ranks take longer at first, which the straggler then explains.
     slower, found = cluster.anomalies()
     assert (slower.kind, slower.end_time) == ("step_regression", found.time)
+    assert cluster.job().raised() == {"straggler": found.id}
     about = (found.kind, found.rank, found.node, found.judged_by)
     assert about == ("straggler", 1, "gpu-2", "fleet")
     assert found.summary.startswith("rank 1 computes 4")
@@ -236,7 +237,7 @@ def test_the_end_on_each_node_is_the_end_of_the_job_which_is_kept_ten_minutes(tw
     for node, ranks in zip(two.nodes, ((0, 1), (2, 3)), strict=True):
         node.say(*(end(rank, two.now) for rank in ranks))
     two.hear()
-    assert two.job().live_nodes() == set()
+    assert (two.job().live_nodes(), two.job().live_ranks()) == (set(), {})
     two.now += 600
     two.hear()
     ended = two.job()

@@ -132,6 +132,13 @@ def test_a_large_capture_makes_no_huge_report(tmp_path: Path) -> None:
     assert "6 more ranks are not shown." in page
 
 
+def test_only_the_rank_of_the_first_finding_is_marked(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, *(cpu_rank(k, loading_us=6000 - 2000 * k) for k in range(2)))
+    first = found.findings[0]
+    page = render_html(replace(found, findings=(first, replace(first, label="rank 1"))))
+    assert page.count('<div class="lane blamed">') == page.count('<b class="problem">') == 1
+
+
 def test_a_report_without_steps_or_findings_is_complete_as_well(tmp_path: Path) -> None:
     whole = [operator(at, 490) for at in range(0, 10_000, 500)]
     trace = stepped(*whole, steps=10)
