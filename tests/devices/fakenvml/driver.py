@@ -188,7 +188,8 @@ class FakeDriver:
         self.set(None, **self._start)
 
     def calls(self) -> dict[int | None, dict[str, int]]:
-        if not self.calls_file.exists():
+        # A process that loads the library makes the file, and then gives it its size.
+        if not self.calls_file.exists() or not self.calls_file.stat().st_size:
             return {}
         names = function_names()
         with (
