@@ -238,17 +238,14 @@ def check_free(listen: str) -> None:
             ) from error
 
 
-# They stay bound, so that no other process is given such a port before its server listens.
-_reserved: list[socket.socket] = []
-
-
 def free_port() -> int:
     """Return a port of this host for a server with SO_REUSEADDR, as nearly all have it."""
     probe = socket.socket()
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     probe.bind(("127.0.0.1", 0))
-    _reserved.append(probe)
     port: int = probe.getsockname()[1]
+    # It stays bound, so that no other process is given the port before the server listens.
+    probe.detach()
     return port
 
 
