@@ -53,6 +53,9 @@ HANDED_OVER_S = 5.0
 LIVE_S = 60.0
 # After this time without a record a job is forgotten with its state.
 JOB_KEPT_S = 1200.0
+# The share of the earlier load in the new one each second, which is the mean of about a minute:
+# long steps come in bursts, and no partition should move for one.
+FORGETTING = 0.98
 # A silent node is down, and later forgotten.
 SILENT_S = 15.0
 # Records have a reader of their own, which may be so far behind that of the nodes.
@@ -90,8 +93,8 @@ class Head(msgspec.Struct, frozen=True):
 class Partition:
     """The partition ``number``; everything is for one loop, ``resume`` comes first.
 
-    writer: the name of this worker, new with each start. lines: since the last call of
-    ``measure``, load: per second, lately.
+    writer: the name of this worker, new with each start. load: lines per second, in the last
+    minute that was not read again.
     """
 
     def __init__(
@@ -104,8 +107,8 @@ class Partition:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.number = number
-        self.lines = 0
         self.load = 0.0
+        self._lines = 0
         self.readers: Sequence[StreamReader] = ()
         self._cluster = cluster
         self._bucket = bucket
@@ -118,6 +121,8 @@ class Partition:
         self.time = 0.0
         self._evaluate_at = 0.0
         self._started_at = wall()
+        # While messages from before this worker had the partition are read.
+        self._is_catching_up = True
         # By address: the last batch of each node, and when it came.
         self._received: dict[str, tuple[BatchId, float]] = {}
         self._busy = asyncio.Lock()
@@ -158,6 +163,12 @@ class Partition:
                 self._cluster.uncommitted.pop(change.anomaly.id, None)
             self._uncommitted.clear()
 
+    def measure(self, since_s: float) -> None:
+        """Take the lines of the last ``since_s`` seconds into the load, if they are new."""
+        lines, self._lines = self._lines, 0
+        if not self._is_catching_up:
+            self.load = FORGETTING * self.load + (1 - FORGETTING) * lines / since_s
+
     def note_silent(self) -> None:
         """Note which nodes are silent, and forget those that are it for long."""
         now = self._monotonic()
@@ -186,7 +197,8 @@ class Partition:
                 self._cluster.refused["bad_subject"] += 1
                 return
             self.time = max(self.time, message.at - (BEHIND_S if of_node else 0.0))
-            self._cluster.is_catching_up = message.at < self._started_at
+            self._is_catching_up = message.at < self._started_at
+            self._cluster.is_catching_up = self._is_catching_up
             node = self._node(who, of_node)
             if node is not None and self._is_new(node.target.address, batch):
                 self._feed(node, message.content, message.at)
@@ -216,8 +228,7 @@ class Partition:
     def _feed(self, node: Node, content: bytes, at: float) -> None:
         try:
             lines = unpack(content)
-            # Lines that are read again are not a lasting load.
-            self.lines += 0 if self._cluster.is_catching_up else len(lines)
+            self._lines += len(lines)
             self._cluster.feed(node.target.address, lines, at)
         except ValueError:
             node.refused["unreadable"] += 1

@@ -35,9 +35,6 @@ logger = logging.getLogger(__name__)
 SHARE_INTERVAL_S = 1.0
 # A worker may take half of the partitions within two rounds.
 MAX_TAKEN_AT_ONCE = 16
-# The share of the earlier load in the new mean, which is of about a minute: long steps come in
-# bursts, and no partition should move for one.
-FORGETTING = 0.98
 _HELLO = f"{WORKERS}.hello"
 
 Reply = Callable[[str, bytes], Awaitable[bytes]]
@@ -161,9 +158,7 @@ class BusSource(FleetSource):
 
     async def _share(self) -> None:
         for partition in self._held.values():
-            lines, partition.lines = partition.lines, 0
-            partition.load *= FORGETTING
-            partition.load += (1 - FORGETTING) * lines / SHARE_INTERVAL_S
+            partition.measure(SHARE_INTERVAL_S)
         own = {number: IDLE_LOAD + partition.load for number, partition in self._held.items()}
         try:
             await self.bus.send(_HELLO, msgspec.msgpack.encode(Greeting(self.worker, own)))

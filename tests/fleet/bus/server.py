@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import subprocess
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -88,13 +89,16 @@ class Fabric:
         return source
 
     async def agent(
-        self, node: TestNode, wall: Callable[[], float], owner: str | None = None
+        self,
+        node: TestNode,
+        wall: Callable[[], float],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> RecordPublisher:
-        who = Publisher(node.name, owner)
+        who = Publisher(node.name)
         bus = Bus(self.config, f"agent.{who.token}.{token(node.name)}")
         await bus.connect()
         self._buses.append(bus)
-        return RecordPublisher(node.stream, bus, who, "0.3.0", AgentMetrics(), wall=wall)
+        return RecordPublisher(node.stream, bus, who, "0.3.0", AgentMetrics(), monotonic, wall)
 
 
 async def until(done: Callable[[], Any], work: Callable[[], Awaitable[Any]]) -> None:

@@ -113,3 +113,20 @@ def test_a_hang_during_a_takeover_is_one_anomaly(replaced_at):
 @pytest.mark.parametrize(("ahead_s", "found"), [(0, 2), (12, 2), (30, 0)])
 def test_a_job_is_evaluated_though_its_records_are_read_later_than_the_nodes(ahead_s, found):
     assert len(asyncio.run(played(math.inf, ahead_s))) == found
+
+
+def test_lines_that_are_read_again_are_no_load():
+    config = FleetFile.model_validate({})
+    cluster = Cluster(config.detection, config.anomalies)
+    partition = Partition(NUMBER, cluster, cast(Bucket, Memory()), "w", wall=lambda: NOW + 20)
+    partition.load = 4.0
+    loads = []
+    for at in (15, 25):
+        for message in messages():
+            if at - 5 < message.at - NOW < at:
+                partition.feed(message)
+        partition.measure(5.0)
+        loads.append(partition.load)
+    # About eight lines a second.
+    assert loads[0] == 4.0
+    assert 4.0 < loads[1] < 4.1

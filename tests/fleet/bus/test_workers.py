@@ -67,7 +67,8 @@ class Play:
         await self.fabric.create()
         for number, node in enumerate(self.nodes):
             node.say(*(seen(2 * number + rank, time=self.now - 400) for rank in range(2)))
-            self.agents.append(await self.fabric.agent(node, lambda: self.now))
+            agent = await self.fabric.agent(node, lambda: self.now, self.clock.monotonic)
+            self.agents.append(agent)
 
     def train(self) -> None:
         """Steps of two ranks a node until now; from SLOW_FROM on rank 3 computes longer."""
