@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import subprocess
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -89,10 +88,7 @@ class Fabric:
         return source
 
     async def agent(
-        self,
-        node: TestNode,
-        wall: Callable[[], float],
-        monotonic: Callable[[], float] = time.monotonic,
+        self, node: TestNode, wall: Callable[[], float], monotonic: Callable[[], float]
     ) -> RecordPublisher:
         who = Publisher(node.name)
         bus = Bus(self.config, f"agent.{who.token}.{token(node.name)}")

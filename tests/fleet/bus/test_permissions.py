@@ -13,6 +13,7 @@ import pytest
 
 from tests.fleet.bus.server import Fabric, NatsServer, until
 from tests.fleet.nodes import TestNode
+from tests.manual_clock import ManualClock
 from warpwatch_fleet.bus.worker import BusSource
 from warpwatch_fleet.config import FleetFile
 from warpwatch_runtime.bus import Bus, BusConfig, BusError
@@ -117,7 +118,7 @@ def test_a_worker_needs_no_other_rights(site):
         fabric = Fabric(site.server)
         fabric.config = site.config("AGENT")
         node = TestNode("gpu-1")
-        agent = await fabric.agent(node, time.time)
+        agent = await fabric.agent(node, time.time, ManualClock().monotonic)
 
         async def work() -> Any:
             await agent.advance()
