@@ -80,7 +80,7 @@ class Agents:
 
     async def _run(self) -> None:
         fabric = Fabric(self._server)
-        agents = [await fabric.agent(node, time.time) for node in self.nodes]
+        agents = [await fabric.agent(node, time.time, time.monotonic) for node in self.nodes]
         for node, agent in zip(self.nodes, agents, strict=True):
             await agent.bus.serve(Publisher(node.name).requests, node.reply)
         publishing = [asyncio.create_task(_publish(agent)) for agent in agents]
