@@ -66,7 +66,7 @@ class BusSource(FleetSource):
         self.view = Cluster(config.detection, config.anomalies)
         self.rounds = (
             (RENEW_INTERVAL_S, self._renew), (RENEW_INTERVAL_S, self._check),
-            (SHARE_INTERVAL_S, self._share),
+            (SHARE_INTERVAL_S, self._greet), (SHARE_INTERVAL_S, self._share),
         )  # fmt: skip
         self.shares = Shares(self.worker, monotonic)
         self.url = config.bus.url
@@ -80,7 +80,8 @@ class BusSource(FleetSource):
         # The results of ``alone`` lie with the leases: they last as long.
         self._counts: Bucket
         self._held: dict[int, Partition] = {}
-        self._resuming: set[int] = set()
+        # A slow one delays neither greetings nor other partitions.
+        self._resuming: dict[int, asyncio.Task[None]] = {}
         # The partitions whose lease was uncertain for a while: they are read anew from their head.
         self._stale: set[int] = set()
         # Changes on which earlier workers may not have acted.
@@ -91,7 +92,7 @@ class BusSource(FleetSource):
     def missing(self) -> tuple[str, ...]:
         if not self.bus.is_connected:
             return (f"the bus {self.url} is away",)
-        unassigned = ", ".join(map(str, sorted(self.shares.unassigned(self._held))))
+        unassigned = ", ".join(map(str, sorted(self.shares.unassigned(self._loads()))))
         return (f"no worker has the partitions {unassigned}",) if unassigned else ()
 
     def evaluated(self) -> dict[str, float]:
@@ -148,7 +149,7 @@ class BusSource(FleetSource):
         try:
             if number in self._stale and self._leases.is_certain(number):
                 await self._lose(number)
-                await self._resume(number)
+                self._begin(number)
             elif number in self._held:
                 self._held[number].note_silent()
                 for reader in self._held[number].readers:
@@ -156,30 +157,48 @@ class BusSource(FleetSource):
         except BusError as error:
             self._complaint.make("partition %d cannot be read: %s", number, error)
 
-    async def _share(self) -> None:
+    async def _greet(self) -> None:
         for partition in self._held.values():
             partition.measure(SHARE_INTERVAL_S)
-        own = {number: IDLE_LOAD + partition.load for number, partition in self._held.items()}
         try:
-            await self.bus.send(_HELLO, msgspec.msgpack.encode(Greeting(self.worker, own)))
-            for number in self.shares.to_give(own, self._busy()):
-                await self._give(number)
+            greeting = Greeting(self.worker, self._loads())
+            await self.bus.send(_HELLO, msgspec.msgpack.encode(greeting))
+        except BusError as error:
+            self._complaint.make("other workers do not hear of this one: %s", error)
+
+    def _loads(self) -> dict[int, float]:
+        """Return the load of each partition whose lease is this worker's."""
+        resuming = {number: self.shares.load_of(number) for number in self._resuming}
+        held = {number: partition.load for number, partition in self._held.items()}
+        return {number: IDLE_LOAD + load for number, load in (resuming | held).items()}
+
+    async def _share(self) -> None:
+        own = self._loads()
+        try:
+            given = self.shares.to_give(own, self._busy() | self._resuming.keys())
+            await asyncio.gather(*map(self._give, given))
             wanted = self.shares.to_take(own)[:MAX_TAKEN_AT_ONCE]
             acquired = await asyncio.gather(*map(self._leases.acquire, wanted))
-            await asyncio.gather(*map(self._resume, itertools.compress(wanted, acquired)))
+            for number in itertools.compress(wanted, acquired):
+                self._begin(number)
         except BusError as error:
             self._complaint.make("partitions are not shared now: %s", error)
 
+    def _begin(self, number: int) -> None:
+        self._resuming[number] = asyncio.create_task(self._resume(number))
+
     async def _resume(self, number: int) -> None:
-        """Continue from the partition's head, or let the lease expire. Raises BusError."""
+        """Continue from the partition's head, or let the lease expire."""
         self._stale.discard(number)
         partition = Partition(number, self.view, self._states, self.worker, self._monotonic)
-        self._resuming.add(number)
         try:
             reported, pending = await partition.resume()
             await asyncio.to_thread(self._remember, reported)
+        except BusError as error:
+            self._complaint.make("partition %d cannot be read: %s", number, error)
+            return
         finally:
-            self._resuming.discard(number)
+            del self._resuming[number]
         if not self._leases.is_certain(number):
             return
         partition.load = self.shares.load_of(number)
@@ -254,6 +273,8 @@ class BusSource(FleetSource):
             self._complaint.make("work of one worker at a time waits for the bus: %s", error)
 
     async def close(self) -> None:
+        for task in self._resuming.values():
+            task.cancel()
         for number in list(self._held):
             try:
                 await asyncio.wait_for(self._give(number), 1.0)
