@@ -92,7 +92,7 @@ class BusSource(FleetSource):
     def missing(self) -> tuple[str, ...]:
         if not self.bus.is_connected:
             return (f"the bus {self.url} is away",)
-        unassigned = ", ".join(map(str, sorted(self.shares.unassigned(self._loads()))))
+        unassigned = ", ".join(map(str, sorted(self.shares.unassigned(self._held))))
         return (f"no worker has the partitions {unassigned}",) if unassigned else ()
 
     def evaluated(self) -> dict[str, float]:

@@ -69,11 +69,11 @@ class Fabric:
     def __init__(self, server: NatsServer, **security: Any) -> None:
         self.config = BusConfig(url=server.url, **security)
         self.told: list[Anomaly] = []
-        self._buses: list[Bus] = []
+        self._open: list[Bus | BusSource] = []
 
     async def close(self) -> None:
-        for bus in self._buses:
-            await bus.close()
+        for one in self._open:
+            await one.close()
 
     async def create(self) -> None:
         bus = Bus(self.config, "fleet.setup")
@@ -84,7 +84,7 @@ class Fabric:
     def worker(self, monotonic: Callable[[], float]) -> BusSource:
         config = FleetFile.model_validate({"bus": self.config})
         source = BusSource(config, self.told.extend, monotonic=monotonic)
-        self._buses.append(source.bus)
+        self._open.append(source)
         return source
 
     async def agent(
@@ -93,7 +93,7 @@ class Fabric:
         who = Publisher(node.name)
         bus = Bus(self.config, f"agent.{who.token}.{token(node.name)}")
         await bus.connect()
-        self._buses.append(bus)
+        self._open.append(bus)
         return RecordPublisher(node.stream, bus, who, "0.3.0", AgentMetrics(), monotonic, wall)
 
 
