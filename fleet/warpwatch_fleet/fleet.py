@@ -251,9 +251,15 @@ class Fleet:
             *(self._source.links.link(target).lease(job, raised) for target, job, raised in wanted),
             return_exceptions=True,
         )
-        for (target, job, _), result in zip(wanted, results, strict=True):
-            if isinstance(result, AgentError | Refused):
-                logger.warning("%s judges %s itself: %s", target.address, job.name, result)
+        refused = [
+            f"{target.address} judges {job.name} itself: {result}"
+            for (target, job, _), result in zip(wanted, results, strict=True)
+            if isinstance(result, AgentError | Refused)
+        ]
+        if refused:
+            # All of them, while the bus is away.
+            more = f", and {len(refused) - 1} more agents" if len(refused) > 1 else ""
+            logger.warning("%s%s", refused[0], more)
 
     # --- captures ---
 
