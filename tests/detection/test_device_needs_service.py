@@ -94,8 +94,8 @@ def test_an_xid_that_needs_service_lasts_over_restarts_until_the_gpu_is_healthy_
     assert [one.id for one in engine.active] == [anomaly.id]
     fed(engine, gpus.changed(reason="", **service).read())
     assert active(engine) == []
-    assert opened(engine, gpus.read(3600)) == []
-    # A GPU that falls again needs service again.
+    assert opened(engine, gpus.read()) == []
+    # A GPU that falls again, however soon, needs service again.
     gpus.shows({FELL: 1.0})
     assert [one.id == anomaly.id for one in opened(engine, gpus.read())] == [False]
 
@@ -129,7 +129,7 @@ def test_a_person_resolves_it_and_what_is_asked_for_anew_is_another_one():
     assert (change.what, change.anomaly.end_time) == ("closed", gpus.time)
     assert change.anomaly.summary.endswith("reboot of the node, resolved by uid 0")
     engine, _ = restarted(engine, gpus.time, disabled=OTHERS)
-    assert opened(engine, gpus.read(3600)) == []
+    assert opened(engine, gpus.read()) == []
     gpus.shows({ACTION: 1.0})
     (another,) = opened(engine, gpus.read())
     assert another.id != anomaly.id

@@ -209,12 +209,13 @@ def test_an_exporter_that_is_back_is_read(node, caplog):
         (200, "", {}, "without values of a GPU"),
         (200, TYPICAL, {"Content-Length": "999999"}, "cut short"),
         (302, "", {"Location": "/metrics"}, "it answers 302"),
+        (10**300, "", {}, "HTTP/1.0 1000"),
     ],
 )
 def test_a_bad_answer_is_said(node, code, body, headers, said):
     node.code, node.headers = code, headers
     health = node.read(body)
-    assert said in health.reason and "\n" not in health.reason
+    assert said in health.reason and "\n" not in health.reason and len(health.reason) < 300
     assert not health.up and node.sink.devices == {} and health.errors > 0
 
 

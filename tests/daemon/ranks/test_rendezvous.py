@@ -48,6 +48,7 @@ def test_a_restarted_daemon_neither_loses_nor_repeats_a_step(node, before, later
     assert again == list(range(max(0, total - protocol.RECORD_COUNT), total))
     (state,) = node.states()
     assert (state.steps_total, sum(state.durations.counts), state.lost_records) == (total, total, 0)
+    assert state.durations.sum == pytest.approx(0.1 * total)
 
 
 def test_a_killed_daemon_reads_again_what_it_had_not_saved(node):
