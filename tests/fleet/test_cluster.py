@@ -19,7 +19,7 @@ from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent, Serve
-from warpwatch_telemetry.stream import CursorLine, encode_stream_line
+from warpwatch_telemetry.stream import AnomalyLine, CursorLine, encode_stream_line
 
 STEP_S = 0.5
 
@@ -553,15 +553,19 @@ def test_the_health_of_an_agent_says_the_worst_of_what_is_wrong(golden_case):
 
 
 def test_what_an_agent_makes_up_grows_nothing_without_end(monkeypatch):
-    monkeypatch.setattr("warpwatch_fleet.node.MAX_RANKS", 10)
+    for what in ("RANKS", "DEVICES", "ANOMALIES"):
+        monkeypatch.setattr(f"warpwatch_fleet.node.MAX_{what}", 10)
     cluster = TestCluster(TestNode("gpu-1"))
     cluster.hear()
     node = cluster.cluster.nodes["gpu-1:9400"]
-    for number in range(100):
-        made_up = seen(0, job=f"job-{number}"), step(0, number, NOW, run=f"run-{number}")
-        lines = [encode_line(one) or b"" for one in made_up]
-        cluster.cluster.feed("gpu-1:9400", lines, NOW)
-    assert (len(node._ranks), len(cluster.cluster.jobs)) == (10, 10)
+    for number in (*range(100), 0):  # the first is known when it comes again
+        said = seen(0, job=f"job-{number}"), step(0, number, NOW, run=f"run-{number}")
+        lines = [encode_line(one) for one in (*said, DeviceReading(NOW, f"GPU-{number}", {}))]
+        lines.append(encode_stream_line(AnomalyLine(found_by_agent("oom", id=str(number)))))
+        cluster.cluster.feed("gpu-1:9400", filter(None, lines), NOW)
+    kept = node._ranks, node.samples, cluster.cluster.jobs, cluster.anomalies()
+    assert [len(one) for one in kept] == [10] * 4
+    assert node.refused == {"too_many_ranks": 90, "bad_device": 90}
 
 
 def test_an_owner_with_many_jobs_gives_way_to_one_with_few(monkeypatch):
