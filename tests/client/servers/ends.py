@@ -7,10 +7,10 @@ from tests.client.fork_server import ROOT
 
 BOOTSTRAP = ROOT / "client/warpwatch/bootstrap"
 SERVERS = ROOT / "tests/client/servers"
-# Without the daemon's ring a record would not be written.
+# Without the daemon's ring a record would not be written; its file is there a moment earlier.
 WAITS = """
-import glob, time
-while not glob.glob(os.environ["WARPWATCH_DIR"] + "/ranks/*.ring"):
+import time
+while (known := sys.modules["warpwatch.attach"]._monitor) is None or known.clock.ring is None:
     time.sleep(0.01)
 """
 ENDS = """
