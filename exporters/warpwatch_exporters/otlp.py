@@ -112,7 +112,8 @@ def _metric(family: MetricFamily, time_ns: int) -> Metric:
         data: Sum | Gauge | Histogram = Histogram(list(_histograms(family, time_ns)), _CUMULATIVE)
     else:
         points = [
-            NumberDataPoint(sample.labels, _UNKNOWN_START, time_ns, sample.value)
+            # A boolean becomes a number: the SDK sends no batch that has one.
+            NumberDataPoint(sample.labels, _UNKNOWN_START, time_ns, +sample.value)
             for sample in family.samples
         ]
         is_counter = family.type == "counter"

@@ -9,6 +9,7 @@ import yaml
 
 from tests.daemon.http.alert_node import alert, notification
 from tests.daemon.http.conftest import MemoryAgent, http_client, servers
+from tests.exporters.receiver import receiver
 from tests.fleet.kubernetes.api_server import CAPTURES, NODE, certificate
 from tests.fleet.kubernetes.conftest import helm4, objects, parts, played, stand_in
 from tests.fleet.kubernetes.stand_in import StandIn
@@ -36,7 +37,7 @@ def test_a_fleet_shows_its_agents_and_speaks_of_them_to_its_cluster(tmp_path, st
     kinds = dict.fromkeys(("events", "conditions", "taints", "captures"), True)
     webhook = {"cert_file": str(tmp_path / "tls.crt"), "key_file": str(tmp_path / "tls.key")}
     webhook |= {"listen": injection, "file": str(pod)}
-    with servers(agent) as serve:
+    with servers(agent) as serve, receiver() as collector:
         server = serve(token_file=token)
         address = "{}:{}".format(*server.address)
         own = {
@@ -50,7 +51,9 @@ def test_a_fleet_shows_its_agents_and_speaks_of_them_to_its_cluster(tmp_path, st
                 **kinds, "injection": webhook, "service_account": str(stand_in.folder),
             },
         }  # fmt: skip
-        (tmp_path / "fleet.yaml").write_text(yaml.safe_dump({"fleet": own}))
+        exporters = {"otlp": {"endpoint": collector.url, "interval_s": 1}}
+        whole = {"fleet": own, "node": "fleet-7", "exporters": exporters}
+        (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(whole))
         command = [sys.executable, "-m", "warpwatch_daemon", "fleet", "--config"]
         fleet = subprocess.Popen([*command, str(tmp_path / "fleet.yaml")], cwd=ROOT)
         try:
@@ -64,6 +67,7 @@ def test_a_fleet_shows_its_agents_and_speaks_of_them_to_its_cluster(tmp_path, st
                 assert poll(lambda: sources(http, up=True), "the agent is back") == [NODE]
             fleet.terminate()
             assert fleet.wait(DEADLINE_S) == 0
+            assert b"fleet-7" in collector.bodies("/v1/metrics")[0]
         finally:
             fleet.kill()
             fleet.wait()

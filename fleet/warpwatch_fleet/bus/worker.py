@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
@@ -219,15 +220,17 @@ class BusSource(FleetSource):
         await self._check_one(number)
 
     async def _give(self, number: int) -> None:
-        """Hand a partition over, with the states of all of its jobs."""
+        """Hand a partition over with the states of all of its jobs, or let its lease expire."""
         partition = self._held[number]
-        for reader in partition.readers:
-            await reader.stop()
         try:
+            for reader in partition.readers:
+                await reader.stop()
             self._pending += await partition.advance(everything=True)
-        finally:
             await self._lose(number)
-        await self._leases.release(number)
+            await self._leases.release(number)
+        except BusError as error:
+            await self._lose(number)
+            self._complaint.make("the lease of partition %d is left to expire: %s", number, error)
 
     async def _lose(self, number: int) -> None:
         partition = self._held.pop(number, None)
@@ -276,9 +279,7 @@ class BusSource(FleetSource):
         for task in self._resuming.values():
             task.cancel()
         for number in list(self._held):
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._give(number), 1.0)
-            except (BusError, TimeoutError) as error:
-                logger.warning("the lease of partition %d is left to expire: %s", number, error)
         await self._records.close()
         await self.bus.close()
