@@ -217,6 +217,10 @@ def test_a_side_stream_inside_a_step_does_not_mix_up_its_times() -> None:
     training.clock.settle()
     third = training.clock.finished[2]
     assert (third.gpu_ns, third.duration_ns, third.phases_ns[0]) == (100_000_000, 100_000_000, 0)
+    # Events of a step on a stream that is ahead: no time is negative.
+    cuda.stream = SimulatedStream(0, compute=False)
+    training.step(2)
+    assert [step.duration_ns for step in training.clock.finished[3:]] == [0, 0]
 
 
 # The first step on a device has no step before it there.

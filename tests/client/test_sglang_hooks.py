@@ -14,6 +14,7 @@ said = dict(tp_size=2, pp_size=2, dp_size=2, enable_dp_attention=False, served_m
 SCHEDULER = f"""{BEGINS}
 from sglang.srt.managers.scheduler import Scheduler, batch
 scheduler = Scheduler(SimpleNamespace(**said))
+assert os.environ["WARPWATCH_REPLICA"].isdigit()
 {WAITS}
 scheduler.on_idle()
 scheduler.idle = False
@@ -59,9 +60,10 @@ def test_a_scheduler_is_a_rank_and_its_batches_are_iterations(folder):
     [("1", ""), ("0", "no latencies and KV cache: SGLang's metrics are off (--enable-metrics)")],
 )
 def test_a_front_end_reports_the_latencies_that_sglang_measures(folder, metrics, note):
-    ring = ended(folder, FRONT_END, metrics)
+    ring = ended(folder, FRONT_END, metrics, WARPWATCH_REPLICA="7")
     said = ring.metadata
     assert (said["rank"], said["role"], said.get("note", "")) == (8, "frontend", note)
+    assert said["run"] == "7"
     # One first token after 50 ms, three tokens after 8 ms each.
     assert ring.latencies == [(0, 41, 1), (1, 22, 3)]
 

@@ -240,9 +240,10 @@ def test_a_reader_that_fails_costs_its_own_values_alone(
 
 def test_without_fields_power_comes_from_calls_and_energy_from_samples(process: Stepper) -> None:
     fake = process.begin("h100", power_w=300)
-    for number in (83, 185, 187, 188, 189, 190):
+    for number in (83, 165, 185, 187, 188, 189, 190):
         fake.field(number, error=3)
     first = process.step()
+    assert all(first[f"nvlink_link_up{{link={link}}}"] == 1 for link in range(18))
     last = process.step(3)
     assert last["energy_joules_total"] - first["energy_joules_total"] == pytest.approx(900)
     assert last["power_watts"] == 300

@@ -129,15 +129,20 @@ def test_a_connection_is_kept_until_an_answer_fails():
 def test_trouble_is_marked_and_comes_first_and_a_fleets_device_names_its_node():
     device = DeviceSample(Device("GPU-1", 1, "H100"), 0.0)
     lost = DeviceSample(Device("GPU-2", 2, "H100"), 0.0, {}, False, "lost", source="gpu-7")
-    held: dict[SeriesKey, float] = {("device_throttle_active", ("hw_thermal",)): 1.0}
-    hot = DeviceSample(Device("GPU-3", 1, "H100"), 0.0, held)
+    known: dict[SeriesKey, float] = {("device_throttle_active", ("hw_thermal",)): 1.0}
+    known |= {(f"device_memory_{name}_bytes", ()): 2.0**30 for name in ("used", "total")}
+    known["device_temperature_celsius", ("gpu",)] = 95.0
+    hot = DeviceSample(Device("GPU-3", 1, "H100"), 0.0, known)
     rank = RankState("llama", 3, "3", 1, "node", device="GPU-1", status="stopped")
     ranks = (rank, replace(rank, rank=4, name="4"))
     state = State(0.0, "", "", devices=(device, hot, lost), ranks=ranks)
-    (first, shown), (second, _), (third, well) = top_screen.device_rows(state, wide=False)
+    (first, shown), (second, warned), (third, well) = top_screen.device_rows(state, wide=False)
     assert (first, second, third) == ("GPU-2", "GPU-3", "GPU-1")
     assert (str(shown[0]), str(shown[-1])) == ("gpu-7 2", "! lost")
     assert (str(well[0]), str(well[-1])) == ("1", "llama rank 3, llama rank 4")
+    assert [(str(warned[place]), warned[place].style) for place in (2, 4)] == [
+        ("1 GiB of 1 GiB!", "yellow"), ("95 °C!", "bold red"),
+    ]  # fmt: skip
 
 
 def test_rows_of_all_that_the_api_answers_are_golden(golden_case):

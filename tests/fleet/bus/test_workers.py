@@ -32,7 +32,7 @@ from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.kubernetes.conditions import Conditions
 from warpwatch_fleet.targets import Target
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.bus import Bucket, Bus, BusError, Turns
+from warpwatch_runtime.bus import Bucket, Bus, BusError, StreamMessage, StreamReader, Turns
 from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import JobId
@@ -441,9 +441,8 @@ def test_clocks_are_sent_every_fourth_second_and_never_late():
 
 
 @on_the_bus
-async def test_no_old_clock_waits_for_a_server_that_is_away(play: Play) -> None:
+async def test_no_old_clock_waits_for_a_server_that_is_away_and_a_reader_goes_on(play: Play) -> None:
     bus, received = play.agents[0].bus, list[bytes]()
-    await bus.listen("warpwatch.records.>", lambda batch: received.extend(said.unpack(batch)))
 
     async def publish(line: bytes, ident: str) -> None:
         await bus.publish(said.records_subject(1, NODE), said.pack(line), ident)
@@ -451,14 +450,24 @@ async def test_no_old_clock_waits_for_a_server_that_is_away(play: Play) -> None:
     async def publish_again() -> None:
         with contextlib.suppress(BusError):
             await publish(b"new", "boot-2")
+            play.clock.advance(12)
+            await reader.check()
 
+    def receive(message: StreamMessage) -> None:
+        received.extend(said.unpack(message.content))
+
+    subject = "warpwatch.records.1.>"
+    reader = StreamReader(bus, said.STREAM, subject, play.now, receive, play.clock.monotonic)
+    await reader.start()
+    await publish(b"first", "boot-0")
+    await until(lambda: received, reader.check)
     play.server.kill()
     await until(lambda: not bus.is_connected, publish_again)
     with pytest.raises(BusError, match="away"):
         await publish(b"old", "boot-1")
     play.server.start()
-    await until(lambda: received, publish_again)
-    assert received[0] == b"new"
+    await until(lambda: received[1:], publish_again)
+    assert received == [b"first", b"new"]
 
 
 @on_the_bus
