@@ -150,6 +150,15 @@ Signal = Literal["metrics", "logs"]
 RESULTS = ("sent", "failed", "dropped")
 
 
+class FirstMessage(logging.Handler):
+    """Keeps the first message of a request: the SDK returns that it failed, and logs why."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = self.text or record.getMessage().rstrip(".")
+
+
 class OtlpExporter:
     """An OTLP exporter. ``advance`` needs its own loop, as it may wait; ``count`` gets RESULTS.
 
@@ -178,8 +187,10 @@ class OtlpExporter:
         self._pause = Pause(monotonic)
         self._headers: dict[str, str] | None = None
         self._exporters: tuple[OTLPMetricExporter, OTLPLogExporter] | None = None
+        self._said = FirstMessage()
         # The SDK logs every try; we log a failure once.
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+        sdk = logging.getLogger("opentelemetry.exporter")
+        sdk.handlers, sdk.propagate = [self._said], False
 
     def advance(self, events: Iterable[StateEvent]) -> None:
         """Queue the new events and send what is due."""
@@ -219,8 +230,9 @@ class OtlpExporter:
 
     def _counted(self, signal: Signal, items: int, sent: bool) -> None:
         self._count(signal, "sent" if sent else "failed", items)
+        reason, self._said.text = self._said.text, ""
         if not sent:
-            raise RequestError(f"{self._config.endpoint} takes no {signal}")
+            raise RequestError(f"{self._config.endpoint} takes no {signal}: {reason}")
 
     def _current(self) -> tuple[OTLPMetricExporter, OTLPLogExporter]:
         """Return exporters with the present headers. Raises RequestError."""
