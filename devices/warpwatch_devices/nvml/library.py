@@ -116,11 +116,6 @@ def classify(error: pynvml.NVMLError) -> Meaning:
     return meaning
 
 
-def address_of(handle: Any) -> int:
-    """Return the address that a handle points to, which identifies it."""
-    return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
-
-
 def function(name: str) -> Callable[..., int]:
     """Return the library's own function, for calls that pynvml's wrappers make expensive.
 
