@@ -441,7 +441,7 @@ def test_clocks_are_sent_every_fourth_second_and_never_late():
 
 
 @on_the_bus
-async def test_no_old_clock_waits_for_a_server_that_is_away_and_a_reader_goes_on(play: Play) -> None:
+async def test_no_old_clock_waits_for_a_server_that_is_away_and_readers_go_on(play: Play) -> None:
     bus, received = play.agents[0].bus, list[bytes]()
 
     async def publish(line: bytes, ident: str) -> None:
