@@ -239,210 +239,194 @@ def graph_breaks_without_steps() -> TraceFile:
 
 
 STRAGGLER = RequestingAnomaly("straggler", rank=1, begin_step=412, ratio=1.6)
+OF_RANK_0 = RequestingAnomaly("straggler", rank=0)
 WAITS, WAITS_LESS = ([cpu_rank(0, waiting_us=us), cpu_rank(1)] for us in (3750, 1500))
-LATE_TRANSFERS = [rank_trace(k, transfer_us=500, late_us=2900 * (k == 0)) for k in range(4)]
-Ranks = list[TraceFile]
-# The ranks, what is known besides, and the verdict; a baseline is traces, too.
-CAPTURES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
-    "losses that are each too small for a rule are not healthy together":
-        ([gpu_steps(idle=1400, exposed=990, copies=490)], {}, "inconclusive"),
-    "small losses are": ([gpu_steps(idle=400, exposed=500, copies=200)], {}, "healthy"),
-    "without the trace of the culprit": (WITHOUT_THE_CULPRIT, {}, "inconclusive"),
-    "without the trace of the culprit, which did not answer":
-        (WITHOUT_THE_CULPRIT, {"missing": {7: "no_answer"}}, "inconclusive"),
-    "one trace alone": (WITHOUT_THE_CULPRIT[:1], {}, "communication_bound"),
-    "one trace where more were asked for": (
-        WITHOUT_THE_CULPRIT[:1], {"missing": dict.fromkeys(range(1, 8), "gone")}, "inconclusive",
-    ),
-    "two of two ranks wait": (
-        [cpu_rank(k, waiting_us=3000, world=2) for k in (0, 1)], {}, "healthy"),
-    "two of four ranks wait": (
-        [cpu_rank(k, waiting_us=3000, world=4) for k in (1, 2)], {}, "inconclusive"),
-    "ranks hardly wait for a missing one": (
-        [cpu_rank(k, waiting_us=500, world=2) for k in (0, 1)], {"missing": {2: "gone"}}, "healthy",
-    ),
-    **{
-        f"rank {rank} of eight is late on the {'GPU' if on_gpu else 'CPU'}":
-            (late(rank, on_gpu), {}, "straggler")
-        for rank in (0, 5) for on_gpu in (True, False)
+HOST_BOUND = [cpu_rank(0, host_us=4000)]
+PLACES = ([0, 3], [0, 0], [True, 2], "first", None, [5, 2])
+Case = tuple[tuple[TraceFile, ...], dict[str, Any]]
+
+
+def case(*ranks: TraceFile, **known: Any) -> Case:
+    """The ranks, and what is known besides; a baseline is traces, too."""
+    return ranks, known
+
+
+# By verdict and name.
+CAPTURES: dict[str, dict[str, Case]] = {
+    "inconclusive": {
+        "losses that are each too small for a rule are not healthy together":
+            case(gpu_steps(idle=1400, exposed=990, copies=490)),
+        "without the trace of the culprit": case(*WITHOUT_THE_CULPRIT),
+        "without the trace of the culprit, which did not answer":
+            case(*WITHOUT_THE_CULPRIT, missing={7: "no_answer"}),
+        "one trace where more were asked for":
+            case(WITHOUT_THE_CULPRIT[0], missing=dict.fromkeys(range(1, 8), "gone")),
+        "two of four ranks wait": case(*(cpu_rank(k, waiting_us=3000, world=4) for k in (1, 2))),
+        "ranks that are last by turns": case(*recommenders(True, True, turns=True)),
+        "a rank that was late before the capture and is not": case(*WAITS_LESS, anomaly=OF_RANK_0),
+        "a finding that is less than what is unexplained":
+            case(unexplained(event("gpu_memcpy", PINNED, 2000, 800, 7))),
+        "idle time that no late launch explains":
+            case(stepped(*(kernel(200 * k, 100, -50) for k in range(50)))),
+        "a part of the ranks": case(*one_late()[:2]),
+        "ranks that are late by turns": case(*late_by_turns()),
+        "missing ranks where communication is blamed":
+            case(*(rank_trace(k, late_us=2900, transfer_us=4000) for k in range(2))),
+        "ranks without common collectives": case(rank_trace(0), rank_trace(1, name="broadcast")),
+        "the same without nodes": case(*slow_node()),
+        "a step that is slower around its operators":
+            case(slower(cpu_rank(0, host_us=1200), 1.15), baseline=[cpu_rank(0)]),
+        **{f"stages at {at}": case(*stages([6000, 500], True, pipeline=at)) for at in PLACES},
+        "launches without GPU events":
+            case(stepped(operator(0, 5000), event("cuda_runtime", "cudaLaunchKernel", 10, 5))),
     },
-    "the last one to every collective of one step": (recommenders(True, True), {}, "straggler"),
-    "the last one to every collective without annotations":
-        (recommenders(True, False), {}, "straggler"),
-    "the last one to every collective on the CPU": (recommenders(False, False), {}, "straggler"),
-    "ranks that are last by turns": (recommenders(True, True, turns=True), {}, "inconclusive"),
-    "ranks that are last by turns on the CPU":
-        (recommenders(False, True, turns=True), {}, "healthy"),
-    "a slower rank": (WAITS, {}, "straggler"),
-    "a slower rank that the anomaly named": (WAITS, {"anomaly": STRAGGLER}, "straggler"),
-    "a slower rank where the anomaly named another":
-        (WAITS, {"anomaly": RequestingAnomaly("straggler", rank=0)}, "straggler"),
-    "a rank that is hardly slower": (WAITS_LESS, {}, "healthy"),
-    "a rank that is hardly slower and was late before the capture":
-        (WAITS_LESS, {"anomaly": STRAGGLER}, "straggler"),
-    "a rank that was late before the capture and is not":
-        (WAITS_LESS, {"anomaly": RequestingAnomaly("straggler", rank=0)}, "inconclusive"),
-    "what was so before": (
-        [cpu_rank(0, host_us=4000)], {"baseline": [cpu_rank(0, host_us=4000)]}, "host_bound"),
-    "a slower step with what was so before": (
-        [slower(cpu_rank(0, host_us=4000), 1.5)], {"baseline": [cpu_rank(0, host_us=4000)]},
-        "slower_compute",
-    ),
-    "what is new beside what was so before": (
-        [cpu_rank(0, host_us=4100, loading_us=2500)], {"baseline": [cpu_rank(0, host_us=4000)]},
-        "data_loading",
-    ),
-    "a baseline that is of no use": (
-        [cpu_rank(0)], {"baseline": [stepped(operator(0, 9000), steps=1)]}, "healthy"),
-    "transfers that got longer are compared with transfers": (
-        [rank_trace(k, transfer_us=4000, late_us=3000) for k in range(4)],
-        {"baseline": LATE_TRANSFERS}, "communication_bound",
-    ),
-    "idle time in an annotation":
-        ([unexplained(event("user_annotation", "env.step", 1900, 6100))], {}, "host_bound"),
-    "idle time in a copy":
-        ([unexplained(event("cuda_runtime", "cudaMemcpyAsync", 1950, 5500))], {}, "transfer_bound"),
-    "idle time in a wait":
-        ([unexplained(event("cuda_runtime", SYNCHRONIZE, 1950, 6000))], {}, "sync_bound"),
-    "a finding that is less than what is unexplained":
-        ([unexplained(event("gpu_memcpy", PINNED, 2000, 800, 7))], {}, "inconclusive"),
-    "idle time that is mostly of one kind": (
-        [stepped(loading(300, kind="MultiProcessing"), kernel(1700, 8300, 1690))], {},
-        "host_bound",
-    ),
-    "idle time that no late launch explains": (
-        [stepped(*(kernel(200 * k, 100, -50) for k in range(50)))], {}, "inconclusive"),
-    "a late rank": (one_late(), {}, "straggler"),
-    "ranks with clocks of their own": (
-        [rank_trace(k, clock_us=us) for k, us in enumerate((0, 250_000, -1_700, 40))], {},
-        "communication_bound",
-    ),
-    "a part of the ranks": (one_late()[:2], {}, "inconclusive"),
-    **{
-        f"ranks with {name}":
-            ([rank_trace(k, name=name) for k in range(RANKS)], {}, "communication_bound")
-        for name in ("all_gather_into_tensor", "broadcast")
-    },
-    "ranks that all transfer": (
-        [rank_trace(k, late_us=2900 + 30 * k, transfer_us=4000) for k in range(RANKS)], {},
-        "communication_bound",
-    ),
-    "ranks that are late by turns": (late_by_turns(), {}, "inconclusive"),
-    "missing ranks where communication is blamed": (
-        [rank_trace(k, late_us=2900, transfer_us=4000) for k in range(2)], {}, "inconclusive"),
-    "only steps that ranks have in common": (
-        [rank_trace(0, first_step=5, clock_us=77), *one_late()[1:]], {}, "straggler"),
-    "steps with different numbers of collectives":
-        (one_more_collective(), {}, "communication_bound"),
-    "ranks without common collectives":
-        ([rank_trace(0), rank_trace(1, name="broadcast")], {}, "inconclusive"),
-    "a slow node whose ranks are late by turns": (slow_node(), {"nodes": NODES}, "straggler"),
-    "the same without nodes": (slow_node(), {}, "inconclusive"),
-    **{
-        f"a rail with transfers of {us} µs": (
-            rails(us), {"nodes": {rank: f"gpu-{1 + rank // 4}" for rank in range(8)}},
-            "communication_bound",
-        )
-        for us in (5000, 1500)
-    },
-    "new loading": ([busy_trace(loading_us=3000)], {"baseline": [busy_trace()]}, "data_loading"),
-    "kernels that are new, gone and more": (
-        [busy_trace(extra="triton_poi_fused", count=12)],
-        {"baseline": [busy_trace(extra="old_kernel")]}, "host_bound",
-    ),
-    "kernels that are all slower alike":
-        ([busy_trace(factor=1.2)], {"baseline": [busy_trace()]}, "slower_compute"),
-    "one slower kernel": ([slower_products()], {"baseline": [busy_trace()]}, "slower_compute"),
-    "a step that is slower around its operators": (
-        [slower(cpu_rank(0, host_us=1200), 1.15)], {"baseline": [cpu_rank(0)]}, "inconclusive"),
-    "a kernel that is too short to be listed is not gone":
-        ([many_kernels(25, k03=1, k07=1)], {"baseline": [many_kernels(25, k07=1, k09=1)]},
-         "host_bound"),
-    "kernels of runs with different numbers of steps": (
-        [many_kernels(18, new=250, short=150)],
-        {"baseline": [many_kernels(19, steps=2, old=200)]}, "host_bound",
-    ),
-    "nothing changed": ([busy_trace()], {"baseline": [busy_trace()]}, "host_bound"),
-    "a CPU against a GPU": ([busy_trace()], {"baseline": [cpu_rank(0)]}, "host_bound"),
-    "operators that changed":
-        ([sorting(cpu_rank(0))], {"baseline": [cpu_rank(0)]}, "healthy"),
-    "ranks against themselves": (
-        [cpu_rank(k, host_us=1000 * k) for k in (0, 1)],
-        {"baseline": [cpu_rank(1), cpu_rank(0)]}, "healthy",
-    ),
-    **{
-        f"{what} on the {'GPU' if on_gpu else 'CPU'}": (stages(waits, on_gpu), {}, verdict)
-        for on_gpu in (True, False)
-        for what, waits, verdict in (
-            ("a bubble", [4000, 4000], "pipeline_bubble"),
-            ("even stages", [500, 600], "healthy"),
-        )
-    },
-    **{
-        # The third stage has two ranks; the one that computes longer is named.
-        f"an uneven stage on the {'GPU' if on_gpu else 'CPU'}": (
-            [*stages([6000, 6000, 500, 6000], on_gpu), stage(2, 4, 900, on_gpu)], {},
-            "stage_imbalance",
-        )
-        for on_gpu in (True, False)
-    },
-    # Ranks 0 and 1 are the first stage. The second, with the head, computes longer.
-    "a rank that was late is compared with its own stage": (
-        [stage(n // 2, 2, us, False) for n, us in enumerate([4000, 5000, 500, 500])],
-        {"anomaly": RequestingAnomaly("straggler", rank=0)}, "straggler",
-    ),
-    **{
-        f"stages at {place}": (stages([6000, 500], True, pipeline=place), {}, "inconclusive")
-        for place in ([0, 3], [0, 0], [True, 2], "first", None, [5, 2])
-    },
-    "collectives of which one in five ends together": (at_other_times(1000, 5), {}, "healthy"),
-    "collectives of which two in four end together": (at_other_times(800, 4), {}, "healthy"),
-    "a busy GPU": ([stepped(kernel(0, STEP_US, -50))], {}, "healthy"),
-    # Compiled code without events of its own counts as operators.
-    "a busy CPU": ([stepped(operator(0, STEP_US, "Torch-Compiled Region: 0/0"))], {}, "healthy"),
-    "a CPU that is busy for the most": ([stepped(operator(0, 9500))], {}, "healthy"),
-    "memory from the driver once is growth": (
-        [with_one(
+    "healthy": {
+        "small losses are": case(gpu_steps(idle=400, exposed=500, copies=200)),
+        "two of two ranks wait": case(*(cpu_rank(k, waiting_us=3000, world=2) for k in (0, 1))),
+        "ranks hardly wait for a missing one":
+            case(*(cpu_rank(k, waiting_us=500, world=2) for k in (0, 1)), missing={2: "gone"}),
+        "ranks that are last by turns on the CPU": case(*recommenders(False, True, turns=True)),
+        "a rank that is hardly slower": case(*WAITS_LESS),
+        "a baseline that is of no use":
+            case(cpu_rank(0), baseline=[stepped(operator(0, 9000), steps=1)]),
+        "operators that changed": case(sorting(cpu_rank(0)), baseline=[cpu_rank(0)]),
+        "ranks against themselves":
+            case(cpu_rank(0), cpu_rank(1, host_us=1000), baseline=[cpu_rank(1), cpu_rank(0)]),
+        "even stages on the GPU": case(*stages([500, 600], True)),
+        "even stages on the CPU": case(*stages([500, 600], False)),
+        "collectives of which one in five ends together": case(*at_other_times(1000, 5)),
+        "collectives of which two in four end together": case(*at_other_times(800, 4)),
+        "a busy GPU": case(stepped(kernel(0, STEP_US, -50))),
+        # Compiled code without events of its own counts as operators.
+        "a busy CPU": case(stepped(operator(0, STEP_US, "Torch-Compiled Region: 0/0"))),
+        "a CPU that is busy for the most": case(stepped(operator(0, 9500))),
+        "memory from the driver once is growth": case(with_one(
             (event("cuda_runtime", "cudaMalloc", 10, 2000, 77), kernel(2020, 7980, 2015)),
             kernel(20, 9980, 15),
-        )], {}, "healthy",
-    ),
-    "an annotated checkpoint of one step": (
-        [with_one(
-            (event("user_annotation", "checkpoint", 0, 3000), operator(3000, 7000)),
-            operator(3000, 7000),
-        )], {}, "host_bound",
-    ),
-    "compiling once may be the start": (
-        [with_one((operator(0, 4000, COMPILING), operator(4000, 6000)), operator(0, STEP_US))],
-        {}, "recompilation",
-    ),
-    "launches without GPU events": (
-        [stepped(operator(0, 5000), event("cuda_runtime", "cudaLaunchKernel", 10, 5))], {},
-        "inconclusive",
-    ),
-    "graph breaks without steps": ([graph_breaks_without_steps()], {}, "recompilation"),
-    "the most time to win back comes first": (
-        [stepped(
+        )),
+    },
+    "straggler": {
+        **{
+            f"rank {rank} of eight is late on the {where}": case(*late(rank, where == "GPU"))
+            for rank in (0, 5) for where in ("GPU", "CPU")
+        },
+        "the last one to every collective of one step": case(*recommenders(True, True)),
+        "the last one to every collective without annotations": case(*recommenders(True, False)),
+        "the last one to every collective on the CPU": case(*recommenders(False, False)),
+        "a slower rank": case(*WAITS),
+        "a slower rank that the anomaly named": case(*WAITS, anomaly=STRAGGLER),
+        "a slower rank where the anomaly named another": case(*WAITS, anomaly=OF_RANK_0),
+        "a rank that is hardly slower and was late before the capture":
+            case(*WAITS_LESS, anomaly=STRAGGLER),
+        "a late rank": case(*one_late()),
+        "only steps that ranks have in common":
+            case(rank_trace(0, first_step=5, clock_us=77), *one_late()[1:]),
+        "a slow node whose ranks are late by turns": case(*slow_node(), nodes=NODES),
+        # Ranks 0 and 1 are the first stage. The second, with the head, computes longer.
+        "a rank that was late is compared with its own stage": case(
+            *(stage(n // 2, 2, us, False) for n, us in enumerate([4000, 5000, 500, 500])),
+            anomaly=OF_RANK_0,
+        ),
+    },
+    "communication_bound": {
+        "one trace alone": case(WITHOUT_THE_CULPRIT[0]),
+        "transfers that got longer are compared with transfers": case(
+            *(rank_trace(k, transfer_us=4000, late_us=3000) for k in range(4)),
+            baseline=[rank_trace(k, transfer_us=500, late_us=2900 * (k == 0)) for k in range(4)],
+        ),
+        "ranks with clocks of their own": case(
+            *(rank_trace(k, clock_us=us) for k, us in enumerate((0, 250_000, -1_700, 40)))
+        ),
+        **{
+            f"ranks with {name}": case(*(rank_trace(k, name=name) for k in range(RANKS)))
+            for name in ("all_gather_into_tensor", "broadcast")
+        },
+        "ranks that all transfer": case(
+            *(rank_trace(k, late_us=2900 + 30 * k, transfer_us=4000) for k in range(RANKS))
+        ),
+        "steps with different numbers of collectives": case(*one_more_collective()),
+        **{
+            f"a rail with transfers of {us} µs":
+                case(*rails(us), nodes={rank: f"gpu-{1 + rank // 4}" for rank in range(8)})
+            for us in (5000, 1500)
+        },
+        "the most time to win back comes first": case(stepped(
             loading(1500), kernel(1550, 4000, 1520),
             kernel(5550, 4000, 1530, "ncclDevKernel_AllReduce"),
             event("cuda_runtime", "cudaDeviceSynchronize", 1540, 8020),
-        )], {}, "communication_bound",
-    ),
-    "one step is enough and less sure": ([cpu_rank(0, host_us=4000, steps=1)], {}, "host_bound"),
+        )),
+    },
+    "host_bound": {
+        "what was so before": case(*HOST_BOUND, baseline=HOST_BOUND),
+        "idle time in an annotation":
+            case(unexplained(event("user_annotation", "env.step", 1900, 6100))),
+        "idle time that is mostly of one kind":
+            case(stepped(loading(300, kind="MultiProcessing"), kernel(1700, 8300, 1690))),
+        "kernels that are new, gone and more": case(
+            busy_trace(extra="triton_poi_fused", count=12),
+            baseline=[busy_trace(extra="old_kernel")],
+        ),
+        "a kernel that is too short to be listed is not gone":
+            case(many_kernels(25, k03=1, k07=1), baseline=[many_kernels(25, k07=1, k09=1)]),
+        "kernels of runs with different numbers of steps": case(
+            many_kernels(18, new=250, short=150), baseline=[many_kernels(19, steps=2, old=200)]
+        ),
+        "nothing changed": case(busy_trace(), baseline=[busy_trace()]),
+        "a CPU against a GPU": case(busy_trace(), baseline=[cpu_rank(0)]),
+        "an annotated checkpoint of one step": case(with_one(
+            (event("user_annotation", "checkpoint", 0, 3000), operator(3000, 7000)),
+            operator(3000, 7000),
+        )),
+        "one step is enough and less sure": case(cpu_rank(0, host_us=4000, steps=1)),
+    },
+    "slower_compute": {
+        "a slower step with what was so before":
+            case(slower(cpu_rank(0, host_us=4000), 1.5), baseline=HOST_BOUND),
+        "kernels that are all slower alike": case(busy_trace(factor=1.2), baseline=[busy_trace()]),
+        "one slower kernel": case(slower_products(), baseline=[busy_trace()]),
+    },
+    "data_loading": {
+        "what is new beside what was so before":
+            case(cpu_rank(0, host_us=4100, loading_us=2500), baseline=HOST_BOUND),
+        "new loading": case(busy_trace(loading_us=3000), baseline=[busy_trace()]),
+    },
+    "transfer_bound": {
+        "idle time in a copy":
+            case(unexplained(event("cuda_runtime", "cudaMemcpyAsync", 1950, 5500))),
+    },
+    "sync_bound": {
+        "idle time in a wait": case(unexplained(event("cuda_runtime", SYNCHRONIZE, 1950, 6000))),
+    },
+    "pipeline_bubble": {
+        "a bubble on the GPU": case(*stages([4000, 4000], True)),
+        "a bubble on the CPU": case(*stages([4000, 4000], False)),
+    },
+    "stage_imbalance": {
+        # The third stage has two ranks; the one that computes longer is named.
+        f"an uneven stage on the {where}":
+            case(*stages([6000, 6000, 500, 6000], where == "GPU"), stage(2, 4, 900, where == "GPU"))
+        for where in ("GPU", "CPU")
+    },
+    "recompilation": {
+        "compiling once may be the start": case(with_one(
+            (operator(0, 4000, COMPILING), operator(4000, 6000)), operator(0, STEP_US)
+        )),
+        "graph breaks without steps": case(graph_breaks_without_steps()),
+    },
 }  # fmt: skip
+VERDICTS = {name: verdict for verdict, cases in CAPTURES.items() for name in cases}
 
 
-@pytest.mark.parametrize("name", CAPTURES)
+@pytest.mark.parametrize("name", VERDICTS)
 def test_a_capture_has_its_verdict_and_all_that_is_said_of_it(tmp_path, name, golden_case):
-    ranks, options, verdict = CAPTURES[name]
-    if "baseline" in options:
-        options = options | {"baseline": written(tmp_path, *options["baseline"], name="before")}
-    found = diagnosed(tmp_path, *ranks, **options)
+    ranks, known = CAPTURES[VERDICTS[name]][name]
+    if "baseline" in known:
+        known = known | {"baseline": written(tmp_path, *known["baseline"], name="before")}
+    found = diagnosed(tmp_path, *ranks, **known)
     document = found.to_json()
     del document["traces"]
     golden_case(json.dumps(document, indent=1))
-    assert found.verdict == verdict
+    assert found.verdict == VERDICTS[name]
 
 
 def test_a_rank_twice_is_no_capture(tmp_path, capsys):
