@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("WARPWATCH_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """A stack of contexts that ends with the test."""
+    with ExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture

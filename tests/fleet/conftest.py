@@ -1,6 +1,5 @@
 """A fleet over two nodes with two ranks each, which it captures."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,12 +17,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("CONNECT_TIMEOUT_S", "SILENCE_S", "ANSWER_S"):
         monkeypatch.setattr(agent_link, limit, DEADLINE_S)
     monkeypatch.setattr(api, "TIMEOUT_S", DEADLINE_S)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
