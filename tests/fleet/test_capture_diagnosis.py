@@ -147,10 +147,7 @@ def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(tmp_pat
     pytest.importorskip("obstore")
     # Only gpu-2 has taken one of the job in health.
     node = fleet.agents[1].node
-    healthy = node.service.request(replace(MANUAL, trigger="baseline"))
-    node.deliver(0)
-    node.deliver(1)
-    assert node.finished(healthy).outcome == "complete"
+    assert node.captured(replace(MANUAL, trigger="baseline")).outcome == "complete"
     fleet.advance(60)
     captures, capture = captured(fleet)
     of_baseline = {f"baseline.rank{rank}.reduction.gz" for rank in (2, 3)}

@@ -30,8 +30,7 @@ class Node(CaptureNode):
 
     def train(self, steps: int) -> None:
         for ring in self.rings:
-            for _ in range(steps):
-                ring.step()
+            ring.steps_of(steps)
         self.poll()
 
     def look(self, after_s: float, *active: Anomaly) -> list[Capture]:

@@ -66,9 +66,7 @@ def server(tmp_path: Path, stack: ExitStack) -> CaptureNode:
 def test_iterations_are_captured_on_workers_and_stacks_of_all_processes(server):
     asked = server.service.request(MANUAL)
     assert [rank.rank for rank in asked.ranks] == [0, 1]
-    for rank in (0, 1):
-        server.deliver(rank)
-    assert server.finished(asked).outcome == "complete"
+    assert server.complete(asked).outcome == "complete"
     with pytest.raises(Refused, match="rank 2, the scheduler, has only stacks"):
         server.service.request(replace(MANUAL, ranks=(2,)))
     stacks = server.service.request(replace(STACKS, trigger="manual", anomaly_kind=None))
@@ -240,8 +238,7 @@ def test_the_rank_sum_test_gives_the_textbook_value():
 def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     node, caplog, compressed_steps, after_s, ratio, slower
 ):
-    for _ in range(20):
-        node.rings[0].step(0.1)
+    node.rings[0].steps_of(20)
     node.poll()
     asked = node.service.request(MANUAL)
     start = node.command(0)["start_step"]
@@ -249,12 +246,9 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
         profiled = node.rings[0].steps >= start - 1
         node.rings[0].step(0.4 if profiled else 0.1, profiled=profiled)
     # Steps while the trace is compressed do not count as after the capture.
-    for _ in range(compressed_steps):
-        node.rings[0].step(0.3)
+    node.rings[0].steps_of(compressed_steps, 0.3)
     node.finished(asked)
-    for rank in (0, 1):
-        node.deliver(rank)
-    node.finished(asked)
+    node.complete(asked)
     for _ in range(21):
         node.rings[0].step(after_s)
         # Steps of another rank are not compared with those before.
@@ -274,8 +268,7 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
 
 @pytest.mark.parametrize(("step_s", "timeout_s"), [(0.1, 60), (10.0, 400), (50.0, 1800)])
 def test_steps_after_a_capture_are_waited_for_as_long_as_they_take(node, step_s, timeout_s):
-    for _ in range(3):
-        node.rings[0].step(step_s)
+    node.rings[0].steps_of(3, step_s)
     node.poll()
     capture = node.captured()
     for after_s, settled in ((timeout_s - 1, False), (2, True)):

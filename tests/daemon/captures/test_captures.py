@@ -70,8 +70,7 @@ def test_a_rank_that_is_behind_is_waited_for_until_it_has_passed_the_start_step(
 
 @pytest.mark.parametrize(("step_s", "timeout_s"), [(0.1, 60), (70, 280), (1e6, 3600)])
 def test_the_start_step_is_waited_for_as_long_as_steps_take(node, step_s, timeout_s):
-    for _ in range(3):
-        node.rings[1].step(step_s)
+    node.rings[1].steps_of(3, step_s)
     node.poll()
     asked = node.service.request(MANUAL)
     assert node.command(0)["arm_timeout_s"] == pytest.approx(timeout_s)
@@ -89,8 +88,7 @@ def test_the_start_step_is_waited_for_as_long_as_steps_take(node, step_s, timeou
 
 
 def test_recorded_steps_may_take_twice_their_time(node):
-    for _ in range(3):
-        node.rings[1].step(100.0)
+    node.rings[1].steps_of(3, 100.0)
     node.poll()
     asked = node.service.request(MANUAL)
     node.answer_all("capture_started", step=4)
@@ -103,8 +101,7 @@ def test_recorded_steps_may_take_twice_their_time(node):
 
 
 def test_no_capture_lasts_for_ever_whatever_a_ring_says(node):
-    for _ in range(3):
-        node.rings[1].step(1e6)
+    node.rings[1].steps_of(3, 1e6)
     node.poll()
     asked = node.service.request(MANUAL)
     node.answer(0, "capture_failed", detail="no")
@@ -129,9 +126,7 @@ def test_a_capture_of_all_ranks_is_complete_stored_and_diagnosed(node):
         node.answer_all(event, step=step)
         node.poll()
         assert states(node.capture(asked)) == [state, state]
-    for rank in (0, 1):
-        node.deliver(rank)
-    capture = node.finished(asked)
+    capture = node.complete(asked)
     assert (capture.outcome, capture.detail, capture.diagnosis_outcome) == ("complete", "", "ok")
     found = [(rank.state, rank.first_step, rank.last_step) for rank in capture.ranks]
     assert found == [("written", 3, 5)] * 2

@@ -285,17 +285,13 @@ def test_an_interrupted_capture_is_repeated_once_whatever_the_cooldown(node):
     assert node.decision().capture_id == node.captures[1].id
 
 
-def test_with_a_single_try_an_interrupted_capture_is_not_repeated(node):
-    node.triggers = Triggers(node.service, node.source.targets, node.hub, max_tries=1)
+@pytest.mark.parametrize(("max_tries", "detail"), [(1, INTERRUPTED), (2, "no_space")])
+def test_a_capture_that_may_be_tried_once_or_failed_otherwise_is_not_repeated(
+    node, max_tries, detail
+):
+    node.triggers = Triggers(node.service, node.source.targets, node.hub, max_tries)
     node.see(STRAGGLER)
-    node.fail(INTERRUPTED)
-    node.see(STRAGGLER, after_s=61)
-    assert len(node.captures) == 1
-
-
-def test_a_capture_that_failed_otherwise_is_not_repeated(node):
-    node.see(STRAGGLER)
-    assert node.fail("no_space").outcome == "failed"
+    assert node.fail(detail).outcome == "failed"
     node.see(STRAGGLER, after_s=200)
     assert len(node.captures) == 1
 

@@ -144,9 +144,7 @@ def test_a_capture_that_is_there_is_not_copied_again(node, s3):
 
 def test_the_record_waits_until_the_price_is_known(node, s3):
     asked = node.service.request(MANUAL)
-    for rank in (0, 1):
-        node.deliver(rank)
-    node.finished(asked)
+    node.complete(asked)
     assert node.sent(asked).remote is None
     assert "rank0.pt.trace.json.gz" in puts(s3)
     assert "capture.json" not in puts(s3)
