@@ -23,14 +23,16 @@ def ready(begun: int, steps: int = 3, step_s: float = 0.1) -> Prepared:
     return Prepared((), steps, begun, step_s)
 
 
-def armed(played: PlayedService, *places: Played, begun: int = 100) -> None:
-    """All have prepared and been told the start step."""
+def armed(
+    played: PlayedService, *places: Played, begun: int = 100, last: Exception | None = None
+) -> bool:
+    """All have prepared and been told the start step, to which the last one answers ``last``."""
     for one in places:
         one.answers(ready(begun))
     played.step()
     for one in places:
-        one.answers()
-    played.step()
+        one.answers(last if one is places[-1] else None)
+    return played.step()
 
 
 def states(capture: Capture) -> list[str]:
@@ -83,12 +85,7 @@ def test_a_trace_that_is_there_is_not_discarded_for_a_rank_that_is_late(played):
 
 def test_one_refusal_to_arm_ends_the_capture_everywhere_and_leaves_no_folder(played):
     asked, first, second = played.ask()
-    for one in (first, second):
-        one.answers(ready(1))
-    played.step()
-    first.answers()
-    second.answers(Refused("refused_quota", "too much"))
-    assert played.step() is False
+    assert armed(played, first, second, last=Refused("refused_quota", "too much")) is False
     capture = played.capture(asked)
     assert (capture.outcome, capture.detail) == ("refused_quota", "gpu-2: too much")
     assert first.requests[-1] == second.requests[-1] == "withdraw"
@@ -100,12 +97,7 @@ def test_a_busy_rank_is_tried_again_and_refused_in_the_end(played):
     asked, first, second = played.ask()
     for _ in range(3):
         played.step(after_s=1.0)
-        for one in (first, second):
-            one.answers(ready(1))
-        played.step()
-        first.answers()
-        second.answers(Refused("refused_busy", "rank 2 is being captured"))
-        played.step()
+        armed(played, first, second, last=Refused("refused_busy", "rank 2 is being captured"))
     capture = played.capture(asked)
     detail = "not armed in 3 tries: gpu-2: rank 2 is being captured"
     assert (capture.outcome, capture.detail) == ("failed", detail)
