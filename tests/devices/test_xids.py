@@ -160,10 +160,9 @@ def test_no_text_breaks_the_parser(text):
 
 class Node:
     def __init__(self, path: Path) -> None:
-        self.path, self.clock, self.sink = path, ManualClock(), RecordingSink()
+        self.path, self.ledger, self.sink = path, Ledger(), RecordingSink()
+        self.clock = self.ledger.clock
         self.loops = HandLoops(self.clock)
-        self.ledger = xids.XidLedger(self.clock.wall)
-        self.ledger.register(GPU, "00000000:1A:00.0")
         self.source = KernelLogSource(self.ledger, path, self.clock.monotonic, self.clock.wall)
         self.source.start(self.loops, self.sink)
 
@@ -175,9 +174,6 @@ class Node:
     def round(self) -> None:
         self.clock.advance(1)
         self.loops.run("kernel_log")
-
-    def total(self, xid: int) -> float | None:
-        return self.ledger.values(GPU).get(("device_xid_errors_total", (str(xid),)))
 
     @property
     def healths(self) -> list[tuple[str, bool, str]]:
@@ -218,10 +214,10 @@ def test_only_what_is_written_after_the_start_counts_but_grave_xids_before_it_ar
     node.clock.advance(5140.900123 + 99 - node.clock.monotonic())
     node.read()
     last_time = node.ledger.values(GPU).get(("device_xid_last_timestamp_seconds", ("79",)))
-    assert (node.total(79), node.total(31)) == (0, None)
+    assert (node.ledger.total(79), node.ledger.total(31)) == (0, None)
     assert last_time == (seen_s_ago and pytest.approx(node.clock.wall() - seen_s_ago))
     node.read("4,9,9,-;NVRM: Xid (PCI:0000:1a:00): 31, pid=1, MMU Fault\n")
-    assert (node.total(31), node.total(79)) == (1, 0)
+    assert (node.ledger.total(31), node.ledger.total(79)) == (1, 0)
     assert node.healths == [("kernel_log", True, "")] * 2
 
 
@@ -231,9 +227,9 @@ def test_a_pipe_is_read_and_a_record_in_two_pieces_is_one(tmp_path, begin):
     node = begin(log)
     node.round()
     node.read(FALLEN[:40])
-    assert node.total(79) == 0
+    assert node.ledger.total(79) == 0
     node.read(FALLEN[40:] + "\n SUBSYSTEM=pci\n")
-    assert node.total(79) == 1
+    assert node.ledger.total(79) == 1
     node.round()
     assert node.healths[-1] == ("kernel_log", True, "")
 
@@ -246,7 +242,7 @@ def test_a_flood_is_read_in_bounded_rounds(tmp_path, begin, monkeypatch):
     totals = []
     node.read("4,9,9,-;NVRM: Xid (PCI:0000:1a:00): 13, Graphics Exception\n" * 35)
     for _ in range(4):
-        totals.append(node.total(13))
+        totals.append(node.ledger.total(13))
         node.round()
     assert totals == [10, 20, 30, 35]
     # A record without end is dropped, and counted.
@@ -254,7 +250,7 @@ def test_a_flood_is_read_in_bounded_rounds(tmp_path, begin, monkeypatch):
     node.read("x" * 101)
     assert node.sink.healths[-1].errors == 1
     node.read("\n" + FALLEN + "\n")
-    assert node.total(79) == 1
+    assert node.ledger.total(79) == 1
 
 
 def test_no_log_is_said(tmp_path, begin, caplog):
@@ -266,11 +262,11 @@ def test_no_log_is_said(tmp_path, begin, caplog):
     # It is tried again after a minute.
     for _ in range(59):
         node.round()
-    assert (node.sink.healths, node.total(79)) == ([], None)
+    assert (node.sink.healths, node.ledger.total(79)) == ([], None)
     (text,) = caplog.messages
     assert "No such file or directory" in text and "CAP_SYSLOG" in text
     node.round()
-    assert (node.healths, node.total(79)) == ([("kernel_log", True, "")], 0)
+    assert (node.healths, node.ledger.total(79)) == ([("kernel_log", True, "")], 0)
 
 
 def test_a_log_that_breaks_later_is_down(tmp_path, begin):

@@ -2,13 +2,12 @@
 
 import json
 import select
-import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 
 import pytest
 
+from tests.loop.preloaded import compiled
 from tests.waiting import DEADLINE_S, eventually
 from warpwatch_daemon.cli import doctor, main
 from warpwatch_daemon.doctor import driver as driver_checks
@@ -130,14 +129,9 @@ def test_mig_instances_are_listed_and_their_absence_too(driver, inputs):
 
 
 def test_a_library_that_crashes_costs_the_child_alone(tmp_path, inputs, monkeypatch):
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    source, library = tmp_path / "crash.c", tmp_path / "libnvidia-ml.so.1"
+    source = tmp_path / "crash.c"
     source.write_text("int nvmlInitWithFlags(unsigned f) { (void)f; __builtin_trap(); }\n")
-    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source)]
-    subprocess.run(command, check=True)
-    monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", str(library))
+    monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", str(compiled(source, tmp_path)))
     monkeypatch.setattr(survey_module, "_EXIT_TIMEOUT_S", DEADLINE_S)
     survey = survey_module.survey(DEADLINE_S)
     assert survey.crashed_by == signal.SIGILL
