@@ -43,6 +43,12 @@ class Target:
     max_bytes: int = 4096
 
 
+def json_tokens(words: bytes) -> tuple[bytes, ...]:
+    """The words of a format, and what a reader of JSON may not expect."""
+    numbers = (b"1e999", b"NaN", b"9" * 400)
+    return (*words.split(), *numbers, b"null", b"[]", b"{}", b"[[[[", b"\\ud800", b"\\n", b"\xff")
+
+
 def of_bytes(test: Any) -> Target:
     """A test of hypothesis, whose examples are made of an input's bytes."""
 

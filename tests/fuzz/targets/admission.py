@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from tests.fleet.kubernetes.webhook import LABELS, env_of, pod_of
-from tests.fuzz.watch import Target
+from tests.fuzz.watch import Target, json_tokens
 from warpwatch_fleet.kubernetes import injection
 from warpwatch_fleet.kubernetes.injection import Parts
 
@@ -38,8 +38,5 @@ def target(folder: Path) -> Target:
         json.dumps({"request": {"uid": "r1", "namespace": "team", "object": pod}}).encode()
         for pod in pods
     ]
-    tokens = (
-        b'"containers":', b'"env":', b'"labels":', b'"spec":', b'"volumeMounts":', b'"limits":',
-        b"null", b"[]", b"{}", b"[[[[", b"\\ud800", b"1e999", b'"valueFrom":', b'"kube-system"',
-    )  # fmt: skip
-    return Target(run, seeds, tokens)
+    words = b'"containers": "env": "labels": "spec": "volumeMounts": "limits": "valueFrom":'
+    return Target(run, seeds, (*json_tokens(words), b'"kube-system"'))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.fuzz.watch import Target
+from tests.fuzz.watch import Target, json_tokens
 from warpwatch_fleet import agent_link
 from warpwatch_fleet.agent_link import MAX_LINE_BYTES, AgentError, HttpLinks
 from warpwatch_fleet.config import AgentsConfig
@@ -87,14 +87,4 @@ def target(folder: Path) -> Target:
     hows = (0, ASK, ASK | ERROR, GZIP | PACKED, ASK | GZIP | PACKED, ASK | ERROR | TWICE, ERROR)
     seeds = [bytes([how]) + body for body in bodies for how in hows]
     seeds.append(bytes([GZIP]) + gzip.compress(bytes(2**21), mtime=0))
-    tokens = (
-        b'"error"',
-        b'"reason"',
-        b"\\ud800",
-        b"[[[[",
-        b"9" * 400,
-        b"NaN",
-        b"\n",
-        b"\x1f\x8b\x08",
-    )
-    return Target(Answers().run, seeds, tokens)
+    return Target(Answers().run, seeds, (*json_tokens(b'"error" "reason"'), b"\n", b"\x1f\x8b\x08"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.daemon.http.conftest import CAPTURE
 from tests.fuzz.shown import check_shown
-from tests.fuzz.watch import Target
+from tests.fuzz.watch import Target, json_tokens
 from warpwatch_capturing.config import StoreConfig
 from warpwatch_capturing.store import Store
 from warpwatch_telemetry.state import State
@@ -44,8 +44,5 @@ def target(folder: Path) -> Target:
     documents = Documents(folder)
     record, diagnosis = documents.valid
     seeds = [RECORD + record, DIAGNOSIS + diagnosis]
-    tokens = (
-        b'"request":', b'"ranks":', b'"findings":', b'"share":', b'"traces":', b'"schema": 1',
-        b"null", b"1e999", b"1e300", b"-1", b"[[[[", b"9" * 400, b"\\ud800", b"\\n", b"\xff",
-    )  # fmt: skip
-    return Target(documents.run, seeds, tokens, 1 + 2 * len(record))
+    words = b'"request": "ranks": "findings": "share": "traces": 1e300 -1'
+    return Target(documents.run, seeds, (*json_tokens(words), b'"schema": 1'), 1 + 2 * len(record))

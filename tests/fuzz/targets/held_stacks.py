@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.watch import Target
+from tests.fuzz.watch import Target, json_tokens
 from warpwatch_daemon.participants import stacks
 from warpwatch_daemon.participants.stacks import NoStacks, Silent
 from warpwatch_daemon.ranks.rank import HOLDS_GIL
@@ -77,9 +77,7 @@ class HeldStacks:
 def target(folder: Path) -> Target:
     threads = json.dumps(PRINTED).encode()
     seeds = [PIPE + HEAD + DUMP, PIPE + b"\n" * 9 + HEAD + DUMP, PIPE + DUMP, PY_SPY + threads]
-    tokens = (
-        b"Timeout (", b"Thread 0x", b" (most recent call first):\n", b'  File "', 
-        b'", line 1 in f\n', b'"threads":', b'"frames":', b'"line":', b'"thread_id":', 
-        b"[[[[", b"9" * 400, b"null", b"\\ud800", b"\xff", b"1e999",
-    )  # fmt: skip
+    words = b'"threads": "frames": "line": "thread_id":'
+    printed = (b"Timeout (", b"Thread 0x", b" (most recent call first):\n", b'  File "')
+    tokens = (*json_tokens(words), *printed, b'", line 1 in f\n')
     return Target(HeldStacks(folder).run, seeds, tokens)
