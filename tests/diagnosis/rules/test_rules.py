@@ -16,6 +16,8 @@ from warpwatch_diagnosis.report.text import render_text
 WORKERS = "MultiProcessing"
 COMPILING = "entire_frame_compile (dynamo_timed)"
 OPTIMIZER = "user_annotation", "Optimizer.step#Adam.step", 0
+CHECKPOINT = "user_annotation", "save_checkpoint", 0
+COLLECTOR = "python_function", "Python GC"
 COPY = "Memcpy HtoD (Pageable -> Device)"
 
 
@@ -93,96 +95,80 @@ def copied(us: float, gb_per_s: float, memory: str = "Pageable") -> list[Part]:
     return [kernel(0, STEP_US - us, -50), copy]
 
 
-# The lost µs of each step -> its parts, and the kind of the only finding where most is lost.
-FAULTS: dict[str, tuple[Callable[[float], list[Part]], str]] = {
-    "idle time under the loader": (
-        lambda us: gpu(loading(us), free_us=us + 60), "data_loading",
-    ),
-    "waiting for workers": (lambda us: filled(us, loading(us, kind=WORKERS)), "data_loading"),
-    "loading by the process itself": (lambda us: filled(us, loading(us)), "data_loading"),
-    # The training thread waits for what a thread of the loader does.
-    "a prefetcher's loading that the training waits for": (
-        lambda us: [loading(us, tid=99), operator(us, STEP_US - us)], "data_loading",
-    ),
-    "a prefetcher's loading that nothing waits for": (
-        lambda us: [loading(us, at=STEP_US - us, tid=99), operator(us, STEP_US - us)],
-        "host_bound",
-    ),
-    "late launches of long kernels": (lambda us: kernels(50, 200 - us / 50), "host_bound"),
-    "late launches of short kernels": (
-        lambda us: kernels(500, 20 - us / 500, launch_us=12), "launch_bound",
-    ),
-    "collectives that run alone": (
-        lambda us: [
+# By kind of the only finding where most is lost: the lost µs of each step -> its parts.
+FAULTS: dict[str, dict[str, Callable[[float], list[Part]]]] = {
+    "data_loading": {
+        "idle time under the loader": lambda us: gpu(loading(us), free_us=us + 60),
+        "waiting for workers": lambda us: filled(us, loading(us, kind=WORKERS)),
+        "loading by the process itself": lambda us: filled(us, loading(us)),
+        # The training thread waits for what a thread of the loader does.
+        "a prefetcher's loading that the training waits for":
+            lambda us: [loading(us, tid=99), operator(us, STEP_US - us)],
+    },
+    "host_bound": {
+        "a prefetcher's loading that nothing waits for":
+            lambda us: [loading(us, at=STEP_US - us, tid=99), operator(us, STEP_US - us)],
+        "late launches of long kernels": lambda us: kernels(50, 200 - us / 50),
+        "an optimizer that reads its step counters":
+            lambda us: filled(us, *reads(int(us / 10), 10), event(*OPTIMIZER, us)),
+        "layers that are compiled one by one": lambda us: compiled(frames=1, between_us=us / 20),
+        "tiny operators": lambda us: [
+            *(operator(5 * k, 4, "aten::add") for k in range(int(us / 5))),
+            operator(us, STEP_US - us),
+        ],
+        "Python between operators": lambda us: filled(us),
+    },
+    "launch_bound": {
+        "late launches of short kernels": lambda us: kernels(500, 20 - us / 500, launch_us=12),
+    },
+    "communication_bound": {
+        "collectives that run alone": lambda us: [
             kernel(0, STEP_US - us, -50),
             kernel(STEP_US - 1.3 * us, 1.3 * us, -50, "ncclDevKernel_AllReduce"),
         ],
-        "communication_bound",
-    ),
-    "copies of pageable memory": (lambda us: copied(us, 4.0), "transfer_bound"),
-    "copies of pinned memory": (lambda us: copied(us, 20.0, "Pinned"), "transfer_bound"),
-    "copies that get faster": (
-        lambda us: copied(0.3 * STEP_US, 25 * us / STEP_US, "Pinned"), "transfer_bound",
-    ),
-    # Its own event is not in the trace, nor that it is pageable.
-    "copies that keep the host while the GPU is idle": (
-        lambda us: [
+    },
+    "transfer_bound": {
+        "copies of pageable memory": lambda us: copied(us, 4.0),
+        "copies of pinned memory": lambda us: copied(us, 20.0, "Pinned"),
+        "copies that get faster": lambda us: copied(0.3 * STEP_US, 25 * us / STEP_US, "Pinned"),
+        # Its own event is not in the trace, nor that it is pageable.
+        "copies that keep the host while the GPU is idle": lambda us: [
             operator(0, us + 100, "aten::copy_"),
             event("cuda_runtime", "cudaMemcpyAsync", 10, us),
             kernel(us + 200, STEP_US - us - 200, us + 150),
         ],
-        "transfer_bound",
-    ),
-    "reading values of the GPU": (lambda us: waits(1500, us / 6), "sync_bound"),
-    "a loop that reads values": (lambda us: filled(us, *reads(int(us / 10), 10)), "sync_bound"),
-    "an optimizer that reads its step counters": (
-        lambda us: filled(us, *reads(int(us / 10), 10), event(*OPTIMIZER, us)), "host_bound",
-    ),
-    "a busy device that moves memory": (classes, "memory_bound"),
-    "memory from the driver": (
-        lambda us: gpu(event("cuda_runtime", "cudaMalloc", 10, us), free_us=us + 20),
-        "allocator_thrash",
-    ),
-    "gaps after state_dict": (
-        lambda us: filled(us, *(operator(5 * k, 5, "aten::detach") for k in range(10))),
-        "checkpoint",
-    ),
-    "a checkpoint with a name": (
-        lambda us: filled(us, event("user_annotation", "save_checkpoint", 0, us)), "checkpoint",
-    ),
-    "a checkpoint while the GPU is idle": (
-        lambda us: gpu(event("user_annotation", "save_checkpoint", 0, us), free_us=us + 50),
-        "checkpoint",
-    ),
-    "the collector": (
-        lambda us: filled(us, event("python_function", "Python GC", 0, us)), "gc_pause",
-    ),
-    "the collector while the GPU is idle": (
-        lambda us: gpu(event("python_function", "<built-in function collect>", 0, us), free_us=us),
-        "gc_pause",
-    ),
-    "a collection while the loader runs": (
-        lambda us: filled(
-            us, loading(us), event("python_function", "Python GC", us / 8, us * 7 / 8)
+    },
+    "sync_bound": {
+        "reading values of the GPU": lambda us: waits(1500, us / 6),
+        "a loop that reads values": lambda us: filled(us, *reads(int(us / 10), 10)),
+    },
+    "memory_bound": {"a busy device that moves memory": classes},
+    "allocator_thrash": {
+        "memory from the driver":
+            lambda us: gpu(event("cuda_runtime", "cudaMalloc", 10, us), free_us=us + 20),
+    },
+    "checkpoint": {
+        "gaps after state_dict":
+            lambda us: filled(us, *(operator(5 * k, 5, "aten::detach") for k in range(10))),
+        "a checkpoint with a name": lambda us: filled(us, event(*CHECKPOINT, us)),
+        "a checkpoint while the GPU is idle":
+            lambda us: gpu(event(*CHECKPOINT, us), free_us=us + 50),
+    },
+    "gc_pause": {
+        "the collector": lambda us: filled(us, event(*COLLECTOR, 0, us)),
+        "the collector while the GPU is idle": lambda us: gpu(
+            event("python_function", "<built-in function collect>", 0, us), free_us=us
         ),
-        "gc_pause",
-    ),
-    "compiling in every step": (
-        lambda us: filled(us, operator(0, us, COMPILING)), "recompilation",
-    ),
-    "Python between pieces of compiled code": (
-        lambda us: compiled(frames=4, between_us=us / 20), "recompilation",
-    ),
-    "layers that are compiled one by one": (
-        lambda us: compiled(frames=1, between_us=us / 20), "host_bound",
-    ),
-    "tiny operators": (
-        lambda us: [*(operator(5 * k, 4, "aten::add") for k in range(int(us / 5))),
-                    operator(us, STEP_US - us)],
-        "host_bound",
-    ),
-    "Python between operators": (lambda us: filled(us), "host_bound"),
+        "a collection while the loader runs":
+            lambda us: filled(us, loading(us), event(*COLLECTOR, us / 8, us * 7 / 8)),
+    },
+    "recompilation": {
+        "compiling in every step": lambda us: filled(us, operator(0, us, COMPILING)),
+        "Python between pieces of compiled code":
+            lambda us: compiled(frames=4, between_us=us / 20),
+    },
 }  # fmt: skip
+KINDS = {name: kind for kind, faults in FAULTS.items() for name in faults}
 LOST = (
     0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.11, 0.13, 0.16, 0.19, 0.22, 0.27, 0.32, 0.38, 0.55, 0.75,
 )  # fmt: skip
@@ -234,16 +220,16 @@ def findings(found: Diagnosis) -> str:
     )
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, *RANKS])
+@pytest.mark.parametrize("fault", [*KINDS, *RANKS])
 def test_a_fault_is_found_from_its_limit_on_and_alone_where_it_is_large(
     tmp_path, fault, golden_case
 ):
     text = ""
     for lost in LOST:
-        if fault in FAULTS:
-            parts, kind = FAULTS[fault]
-            found = diagnosed(tmp_path, stepped(*parts(lost * STEP_US), steps=3))
-            rank = 0
+        if fault in KINDS:
+            kind, rank = KINDS[fault], 0
+            parts = FAULTS[kind][fault](lost * STEP_US)
+            found = diagnosed(tmp_path, stepped(*parts, steps=3))
         else:
             ranks, kind, rank = RANKS[fault]
             found = diagnosed(tmp_path, *ranks(round(lost * STEP_US)))
