@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.daemon.captures.capture_node import TRAIN, CaptureNode, read_here
 from tests.daemon.http.conftest import MemoryAgent, servers
+from tests.fleet.nodes import TestCluster
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.config import StoreConfig, TriggersConfig
 from warpwatch_capturing.confinement import Run
@@ -21,10 +22,8 @@ from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
 from warpwatch_capturing.triggers import Triggers
 from warpwatch_detection.anomalies.register import Change
-from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.agent_link import HttpLinks
 from warpwatch_fleet.captures.requests import FleetBoard, FleetCaptures, FleetMetrics
-from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import AgentsConfig
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
@@ -131,7 +130,7 @@ class PlayedFleet:
         token = folder / "token"
         token.write_text("secret")
         self.config = AgentsConfig(token_file=token, allow_plain=True)
-        self.cluster = Cluster(DetectionConfig(), AnomaliesConfig())
+        self.cluster = TestCluster().cluster
         self.store = Store(StoreConfig(url=(folder / "fleet").as_uri()))
         self.board = FleetBoard(FleetMetrics())
         self.register = CaptureRegister(self.store, self.board)

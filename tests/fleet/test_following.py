@@ -15,12 +15,10 @@ from typing import Any, cast
 import pytest
 
 from tests.daemon.http.conftest import MemoryAgent, Serve, certified, servers
-from tests.fleet.nodes import NOW, TestNode
+from tests.fleet.nodes import NOW, TestCluster, TestNode
 from tests.manual_clock import ManualClock
-from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet import agent_link, source
 from warpwatch_fleet.agent_link import AgentError, HttpLinks
-from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import AgentsConfig, FleetConfig
 from warpwatch_fleet.source import AgentFollower
 from warpwatch_fleet.targets import Target, Targets
@@ -289,7 +287,7 @@ def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_lo
     clock, said = ManualClock(), list[str]()
     # How long each connection lasts; 0: it is refused.
     lasts = iter([0.0] * 6 + [10.0, 10.1, 0.0])
-    cluster = Cluster(DetectionConfig(), AnomaliesConfig())
+    cluster = TestCluster().cluster
 
     class PlayedAgents:
         def link(self, to: Target) -> PlayedAgents:
@@ -323,7 +321,7 @@ def test_agents_are_followed_while_they_are_targets_and_of_two_with_one_name_the
     clock = ManualClock(wall=NOW)
     first, second = TestNode("gpu-1"), TestNode("gpu-1", address="gpu-9:9400")
     targets = Targets(FleetConfig(targets=(first.address, second.address)))
-    cluster = Cluster(DetectionConfig(), AnomaliesConfig())
+    cluster = TestCluster().cluster
     cursors: list[str | None] = []
 
     class PlayedAgents:

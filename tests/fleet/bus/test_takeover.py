@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from tests.fleet.nodes import NOW, seen, step
+from tests.fleet.nodes import NOW, TestCluster, seen, step
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.bus.partition import Partition
 from warpwatch_fleet.cluster import Cluster
@@ -116,9 +116,8 @@ def test_a_job_is_evaluated_though_its_records_are_read_later_than_the_nodes(ahe
 
 
 def test_lines_that_are_read_again_are_no_load():
-    config = FleetFile.model_validate({})
-    cluster = Cluster(config.detection, config.anomalies)
-    partition = Partition(NUMBER, cluster, cast(Bucket, Memory()), "w", wall=lambda: NOW + 20)
+    cluster, bucket = TestCluster().cluster, cast(Bucket, Memory())
+    partition = Partition(NUMBER, cluster, bucket, "w", wall=lambda: NOW + 20)
     partition.load = 4.0
     loads = []
     for at in (15, 25):

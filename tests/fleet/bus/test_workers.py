@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from tests.fleet.bus.server import Fabric, NatsServer, until
-from tests.fleet.nodes import NOW, TestNode, seen, step
+from tests.fleet.nodes import NOW, TestCluster, TestNode, seen, step
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.for_fleet.bus import BusAgent, BusReplies, RecordPublisher
 from warpwatch_detection.anomalies.register import Change
@@ -27,7 +27,6 @@ from warpwatch_fleet.bus.partition import Partition, target_of
 from warpwatch_fleet.bus.sharing import RENEW_INTERVAL_S, Greeting, PartitionLeases, Shares
 from warpwatch_fleet.bus.streams import LEASES
 from warpwatch_fleet.bus.worker import BusSource
-from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.kubernetes.conditions import Conditions
 from warpwatch_fleet.targets import Target
@@ -362,8 +361,7 @@ def test_all_partitions_of_a_worker_together_keep_to_the_limits(monkeypatch):
 
 
 def test_a_node_has_its_condition_from_the_worker_that_reads_its_own_lines():
-    config = FleetFile.model_validate({})
-    cluster = Cluster(config.detection, config.anomalies)
+    cluster = TestCluster().cluster
     for who, partition in ((NODE, None), (NODE, 5), (said.Publisher("gpu-2"), 5)):
         cluster.add_node(target_of(who, partition))
     assert list(Conditions(cast(Any, None), cluster).wanted()) == ["gpu-1"]
@@ -401,8 +399,7 @@ def test_a_worker_that_does_not_reply_keeps_its_last_view_while_it_lives():
 
 
 def test_a_fault_of_a_device_is_shown_once_though_two_streams_of_its_agent_have_it():
-    config = FleetFile.model_validate({})
-    cluster, node = Cluster(config.detection, config.anomalies), TestNode("gpu-1")
+    cluster, node = TestCluster().cluster, TestNode("gpu-1")
     node.stream.put_anomaly(Anomaly(NOW, "critical", "!", job="llama", id="1", kind="xid"))
     lines = node.lines(NOW)
     for partition in (None, 5):

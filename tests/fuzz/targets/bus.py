@@ -8,16 +8,14 @@ from typing import Any, cast
 import msgspec
 from starlette.applications import Starlette
 
-from tests.fleet.nodes import NOW, seen, step
+from tests.fleet.nodes import NOW, TestCluster, seen, step
 from tests.fuzz.watch import Target
 from warpwatch_daemon.for_fleet.bus import BusReplies
-from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.agent_link import AgentError, BusLinks
 from warpwatch_fleet.bus.fleet import Views, WorkerView
 from warpwatch_fleet.bus.partition import Head, Partition, StoredJob, target_of
 from warpwatch_fleet.bus.sharing import Greeting
 from warpwatch_fleet.bus.worker import BusSource
-from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_runtime.bus import Bucket, Bus, StreamMessage
 from warpwatch_telemetry import bus_messages as said
@@ -63,7 +61,7 @@ class OnTheBus:
         self._link = BusLinks(cast(Bus, self._answered)).link(target_of(NODE, None))
         self._replies = BusReplies(Starlette())
         self._source = BusSource(FleetFile.model_validate({}), lambda anomalies: None)
-        self._cluster = Cluster(DetectionConfig(), AnomaliesConfig())
+        self._cluster = TestCluster().cluster
         self._partition = self._new()
 
     def _new(self, number: int = NUMBER) -> Partition:

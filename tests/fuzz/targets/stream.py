@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.daemon.http.conftest import CAPTURE, STRAGGLER
-from tests.fleet.nodes import NOW, end, run, seen, step
+from tests.fleet.nodes import NOW, TestCluster, end, run, seen, step
 from tests.fuzz.shown import check_shown
 from tests.fuzz.watch import Target, json_tokens
-from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.targets import OWNER
@@ -36,7 +35,7 @@ class Stream:
         self._cluster = self._fleet()
 
     def _fleet(self) -> Cluster:
-        cluster = Cluster(DetectionConfig(), AnomaliesConfig())
+        cluster = TestCluster().cluster
         targets = zip(AGENTS, LABELS, strict=True)
         cluster.set_targets({one: FleetTarget(one, labels) for one, labels in targets})
         return cluster
