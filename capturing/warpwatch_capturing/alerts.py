@@ -42,9 +42,9 @@ class _Wanted(NamedTuple):
 class AlertRequests:
     """Requests captures for alerts. ``receive`` may be called from any thread.
 
-    Captures are found in the store, so that a restart requests nothing twice. ``state`` returns
-    None until the ranks are known. ``targets``: the live ranks of a job, for healthy peers.
-    ``node``: this node's name in the label ``node`` of alerts.
+    Captures are found in the store, and in the state those of other processes: nothing is requested
+    twice. ``state`` returns None until the ranks are known. ``targets``: the live ranks of a job,
+    for healthy peers. ``node``: this node's name in the label ``node`` of alerts.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class AlertRequests:
         if state is None:
             raise NotReadyError("the daemon has not looked for ranks yet")
         with self._lock:
+            self._learn(one for one in state.captures if one.outcome != "refused_disk")
             self._forget()
             node = ThisNode(state, {self._node, own_name})
             answers: dict[int, AlertAnswer] = {}
@@ -157,6 +158,12 @@ class AlertRequests:
             del self._captured[alert.key]
             return None
         return capture_id
+
+    def _learn(self, captures: Iterable[Capture]) -> None:
+        for capture in captures:
+            for key in capture.request.alerts:
+                if key not in self._captured:
+                    self._captured[key] = (capture.time, capture.id)
 
     def _remember(self, key: str, capture_id: str) -> None:
         self._captured[key] = (self._wall(), capture_id)

@@ -40,8 +40,8 @@ FRESH_S = 1.0
 VIEW_S = 5.0
 # The details of 25,000 ranks take two seconds of a core.
 DETAILS_S = 10.0
-# Requests for these, and for pages, show details.
-DETAILED = ("/api/v1/ranks", "/api/v1/detectors")
+# Requests for these, and for pages, need details.
+DETAILED = ("/api/v1/ranks", "/api/v1/detectors", "/api/v1/alertmanager")
 CAPTURE_S = 40.0
 MAX_VIEW_BYTES = 256 * 2**20
 # If a worker refuses with this reason, another one may have the ranks.
@@ -216,6 +216,10 @@ class WorkerFleet(Fleet):
             anomalies=tuple(sorted(all_of("anomalies"), key=lambda one: one.time)),
             captures=_captures(all_of("captures")),
         )
+
+    def _complete_state(self) -> State | None:
+        # A worker may have no agents of its own.
+        return None if self.missing() else self.state()
 
     def run_summaries(self) -> Sequence[RunSummary]:
         found = [

@@ -6,7 +6,9 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -16,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
+from tests.exporters import states
 from tests.fleet.bus.server import Fabric, NatsServer, until
 from tests.fleet.nodes import NOW, TestCluster, TestNode, seen, step
 from tests.manual_clock import ManualClock
@@ -33,6 +36,7 @@ from warpwatch_fleet.targets import Target
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.bus import Bucket, Bus, BusError, StreamMessage, StreamReader, Turns
 from warpwatch_telemetry import bus_messages as said
+from warpwatch_telemetry.alerts import Alert, NotReadyError
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import State
@@ -372,6 +376,7 @@ def test_a_node_has_its_condition_from_the_worker_that_reads_its_own_lines():
     [
         ("/metrics", []), ("/api/v1/anomalies", ["view"]), ("/api/v1/ranks", ["view", "details"]),
         ("/api/v1/detectors", ["view", "details"]), ("/", ["view", "details"]),
+        ("/api/v1/alertmanager", ["view", "details"]),
     ],
 )  # fmt: skip
 def test_ranks_of_other_workers_are_fetched_only_where_they_are_shown(path, asked):
@@ -387,6 +392,26 @@ def test_ranks_of_other_workers_are_fetched_only_where_they_are_shown(path, aske
     fleet = Asking()
     asyncio.run(fleet.prepare(path))
     assert fleet.asked == asked
+
+
+def test_an_alert_is_of_a_rank_and_of_a_capture_that_another_worker_has(tmp_path):
+    own = {"listen": "127.0.0.1:0", "state_dir": str(tmp_path)}
+    tree = {"bus": {"url": "nats://127.0.0.1:1"}, "fleet": own}
+    fleet = WorkerFleet(FleetFile.model_validate(tree))
+    firing = [Alert(status="firing", labels={"training_job": states.rank(0).job}, starts_at="1")]
+    with pytest.raises(NotReadyError):
+        fleet.receive_alerts(firing, "")
+    fleet._source = cast(Any, SimpleNamespace(missing=()))
+    fleet._details.of = {"other": WorkerDetails((states.rank(0),))}
+    (found,) = fleet.receive_alerts(firing, "")
+    assert found.detail == "the fleet is starting"
+    request = replace(states.CAPTURE.request, alerts=(firing[0].key,))
+    known = replace(states.CAPTURE, time=9e9, request=request)
+    fleet._views.of = {"other": WorkerView(State(NOW, "1", "w", captures=(known,)))}
+    (found,) = fleet.receive_alerts(firing, "")
+    assert (found.outcome, found.capture_id) == ("duplicate", states.CAPTURE.id)
+    fleet.server.stop()
+    fleet.server.run()
 
 
 def test_a_worker_that_does_not_reply_keeps_its_last_view_while_it_lives():
