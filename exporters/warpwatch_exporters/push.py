@@ -126,7 +126,8 @@ def _otlp(
     return otlp.OtlpExporter(
         config.otlp,
         lambda: itertools.chain(of_state.collect(), metrics.registry.collect()),
-        node,
+        # A fleet's process continues what another one has reported.
+        node if service == "warpwatch" else service,
         {**about, "service.instance.id": node, "host.name": node},
         lambda signal, result, count: counter.labels(signal, result).inc(count),
     ).advance

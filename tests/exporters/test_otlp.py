@@ -174,3 +174,16 @@ def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver)
     resource = {one.key: one.value.string_value for one in attributes}
     assert resource["service.instance.id"] == resource["host.name"] == "gpu-17"
     assert (resource["service.name"], resource["service.version"]) == ("warpwatch", "0.1.0")
+
+
+def test_all_processes_of_a_fleet_report_an_anomaly_in_one_trace(server: Receiver) -> None:
+    config = loading.parse(Config, {"exporters": {"otlp": {"endpoint": server.url}}}, "the test")
+    for node in ("fleet-0", "fleet-1"):
+        own = iter((STATE, replace(STATE, anomalies=(SLOW,)))).__next__
+        metrics = AgentMetrics()
+        ways = PushExporters(
+            config.exporters, node, "warpwatch-fleet", "", metrics, lambda: STATE, own
+        )
+        ways.last_words["otlp"]()
+    first, second = logs_in(server)
+    assert (first.trace_id, first.span_id) == (second.trace_id, second.span_id)
