@@ -144,7 +144,8 @@ class FleetJob:
             if member is None or member.node != node:
                 continue
             member.feed(one)
-            if self.is_evaluated:
+            # After a restart, all lines of a node may come before those of the next one.
+            if self.is_evaluated or not self.is_resumed:
                 self.waiting.add(self._as_ours(one))
 
     def _of_ranks(

@@ -423,6 +423,17 @@ def test_a_restart_of_the_fleet_neither_repeats_nor_forgets_an_anomaly(two, tmp_
     assert two.raised() == []
 
 
+def test_a_restarted_fleet_judges_lines_that_come_before_those_of_another_node(two, tmp_path):
+    train(two, 50)
+    two.save(tmp_path)
+    train(two, 500)
+    two.restart(tmp_path)
+    two.hear(two.nodes[0])
+    two.hear()
+    assert two.job().is_evaluated
+    assert two.anomalies() == []
+
+
 def test_a_restarted_fleet_awaits_all_ranks_of_a_job_for_half_a_minute(two, tmp_path):
     train(two, 30)
     two.save(tmp_path)
