@@ -67,9 +67,13 @@ FINISH_INTERVAL_S = 5.0
 STOP_TIMEOUT_S = 5.0
 
 
+class _FleetHttp(HttpConfig):
+    section = "fleet"
+
+
 def _http_config(own: FleetConfig) -> HttpConfig:
     """Return the fleet's own keys as the section `http`, which an agent has."""
-    return HttpConfig(
+    return _FleetHttp(
         listen=own.listen,
         probe_listen=own.probe_listen,
         token_file=own.token_file,

@@ -130,7 +130,7 @@ class Access:
     ) -> None:
         if config.metrics_token and config.token_file is None:
             raise UsageError("metrics_token: token_file is needed, too")
-        self.token_file = config.token_file
+        self.token_file, self.section = config.token_file, config.section
         if self.token_file is not None:
             read_token(self.token_file)
         # Open to everybody: a probe has no password, and the login comes before the rights.

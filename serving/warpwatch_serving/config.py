@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator
 
@@ -28,9 +28,11 @@ Listen = Annotated[str, AfterValidator(_listen)]
 class HttpConfig(Section):
     """``public_url``: the base of links to this daemon; without it there are none.
 
-    ``metrics_token``: whether ``/metrics`` needs the token too. ``probe_listen``: an address for
-    probes only.
+    ``section``: its name in the file. ``metrics_token``: whether ``/metrics`` needs the token too.
+    ``probe_listen``: an address for probes only.
     """
+
+    section: ClassVar[str] = "http"
 
     listen: Listen = "127.0.0.1:9400"
     web_config: Path | None = None

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -127,32 +127,33 @@ class Server:
         passed: socket.socket | None = None,
         sessions: Keys | None = None,
     ) -> None:
-        web = web_config.load(config.web_config) if config.web_config else WebConfig()
-        self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
-        basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
-        self.app = create_app(
-            backend, config, basic_auth=basic_auth, page=page, routes=routes, monotonic=monotonic,
-            sessions=sessions,
-        )  # fmt: skip
+        with _naming(config.section):
+            web = web_config.load(config.web_config) if config.web_config else WebConfig()
+            self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
+            basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
+            self.app = create_app(
+                backend, config, basic_auth=basic_auth, page=page, routes=routes,
+                monotonic=monotonic, sessions=sessions,
+            )  # fmt: skip
         self._local: Path | None = None
         self._connections = Connections(self.app, self._tls.context if self._tls else None)
         self._listeners = Listeners(self._each_second)
         # From any thread or a signal handler, also before ``run``.
         self.stop = self._listeners.stop
-        self._listen = config.listen
+        self._listen, self._key = config.listen, f"{config.section}.listen"
         self._pause = Pause(monotonic, LONGEST_PAUSE_S)
         self._socket: socket.socket | None = None
         self.trouble = ""
         backend.metrics.gauge("http_up").set_function(lambda: not self.trouble)
         self._start(passed)
         if config.probe_listen:
-            listener = listen_on(config.probe_listen, "http.probe_listen")
+            listener = listen_on(config.probe_listen, f"{config.section}.probe_listen")
             self._listeners.add(listener, Connections(probes(backend.missing)))
 
     def _start(self, passed: socket.socket | None = None) -> None:
         """Listen, or note why to try again later. Raises UsageError if waiting does not help."""
         try:
-            self._socket = passed or listen_on(self._listen)
+            self._socket = passed or listen_on(self._listen, self._key)
         except UsageError as error:
             if getattr(error.__cause__, "errno", None) not in PASSING:
                 raise
@@ -202,7 +203,16 @@ class Server:
             self._tls.renew()
 
 
-def listen_on(listen: str, key: str = "http.listen") -> socket.socket:
+@contextlib.contextmanager
+def _naming(section: str) -> Iterator[None]:
+    """Name keys of an agent's section ``http`` in errors as those of ``section``."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(str(error).replace("http.", f"{section}.", 1)) from error
+
+
+def listen_on(listen: str, key: str) -> socket.socket:
     """Listen on a TCP address. Raises UsageError, caused by an OSError, that names the key."""
     host, _, port = listen.rpartition(":")
     if int(port) > 65535:
@@ -224,7 +234,7 @@ def _explain(error: OSError, port: str, key: str) -> str:
         who = "; 9400 is also dcgm-exporter's own" if port == "9400" else ""
         return (
             f"the port is taken by another process{who}; "
-            f"set {key} ({variable}) to a free one, e.g. 127.0.0.1:9401"
+            f"set {key} ({variable}) to a free one, e.g. 127.0.0.1:9402"
         )
     if error.errno == errno.EACCES:
         return "this port needs privileges; take one above 1023"

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 import httpx
+import pytest
 import yaml
 
 from tests.daemon.http.alert_node import alert, notification
@@ -16,6 +17,9 @@ from tests.fleet.kubernetes.stand_in import StandIn
 from tests.loop.node import ROOT, poll
 from tests.waiting import DEADLINE_S, eventually
 from warpwatch_daemon.demo.processes import free_port
+from warpwatch_fleet.config import FleetFile
+from warpwatch_fleet.fleet import Fleet
+from warpwatch_telemetry.errors import UsageError
 
 __all__ = ["helm4", "objects", "parts", "played", "stand_in"]
 TOKEN = {"Authorization": "Bearer secret"}
@@ -102,3 +106,11 @@ def check_cluster(server: StandIn, injection: str) -> None:
     assert outcome == "refused_no_rank"
     with http_client(f"https://{injection}") as http:
         assert http.get("/inject").status_code == 405
+
+
+@pytest.mark.parametrize("key", ["listen", "token_file", "web_config"])
+def test_a_mistake_is_named_by_the_key_of_the_fleet(tmp_path, key):
+    own = {"listen": "127.0.0.1:0", "state_dir": tmp_path, key: f"{tmp_path}:99999"}
+    config = FleetFile.model_validate({"fleet": own})
+    with pytest.raises(UsageError, match=rf"^fleet\.{key} "):
+        Fleet(config)

@@ -157,7 +157,7 @@ _TOKEN_FORM = """<form class="filters" method="post" action="/login">
     <input type="password" name="token" aria-label="Token" autocomplete="current-password" required>
     <button class="button">Sign in</button>
   </form>"""
-_NO_TOKEN = '<p class="quiet">None is configured (<code>http.token_file</code>).</p>'
+_NO_TOKEN = '<p class="quiet">None is configured (<code>{}.token_file</code>).</p>'
 
 
 class Login:
@@ -217,12 +217,13 @@ class Login:
         message: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> Response:
+        token_file, section = self._access.token_file, self._access.section
         base = f"{request.url.scheme}://{request.headers.get('host', 'localhost:9400')}"
         page = self._template.substitute(
             style=STYLE.read_text(),
             message=f'<p class="lost" role="alert">{message}</p>' if message else "",
             base=escape(base[:200]),
-            token=_TOKEN_FORM if self._access.token_file else _NO_TOKEN,
+            token=_TOKEN_FORM if token_file else _NO_TOKEN.format(section),
         )
         all_headers = {"Content-Security-Policy": policy(), **(headers or {})}
         return Response(page, status, all_headers, "text/html")
