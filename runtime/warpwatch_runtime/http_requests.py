@@ -92,16 +92,18 @@ class Requests:
     def _connection(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
         import http.client
 
+        # Without brackets, the end of an IPv6 address would be taken for the port.
+        name = f"[{host}]" if ":" in host else host
         if self._socket_path is not None:
             connection = http.client.HTTPConnection("localhost")
             connection.sock = connect(self._socket_path, self._timeout_s)
         elif scheme != "https":
-            connection = http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+            connection = http.client.HTTPConnection(name, port, timeout=self._timeout_s)
         else:
-            connection = http.client.HTTPSConnection(host, port)
+            connection = http.client.HTTPSConnection(name, port)
             plain = socket.create_connection((host, connection.port), self._timeout_s)
-            name = self._server_name or host
-            connection.sock = self.load_trust().wrap_socket(plain, server_hostname=name)
+            certified = self._server_name or host
+            connection.sock = self.load_trust().wrap_socket(plain, server_hostname=certified)
         return connection
 
     def load_trust(self) -> ssl.SSLContext:

@@ -20,6 +20,7 @@ from warpwatch_exporters.push import PushExporters
 from warpwatch_exporters.webhooks import WebhookExporter
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.http_requests import Requests
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import UsageError
@@ -154,6 +155,11 @@ def test_a_certificate_that_nobody_vouches_for_is_not_accepted(tmp_path: Path) -
             site.see(SLOW)
             assert site.counted == counted
         assert len(server.requests) == 1
+
+
+def test_an_ipv6_address_without_a_port_has_that_of_its_scheme() -> None:
+    connection = Requests()._connection("http", "::1", None)
+    assert (connection.host, connection.port) == ("::1", 80)
 
 
 def test_a_webhook_without_an_address_is_named() -> None:
