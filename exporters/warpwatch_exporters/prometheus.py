@@ -52,14 +52,12 @@ class Options:
 
     ``inline_workloads``: device series carry namespace, pod and container of their workload.
     ``dcgm_names`` adds the series of dcgm-exporter's default list. ``profile``: how many series a
-    device has; ``full`` also has fine buckets of step durations. ``node``: the node's name in
-    series of dcgm-exporter; empty for the host's name.
+    device has; ``full`` also has fine buckets of step durations.
     """
 
     inline_workloads: bool = False
     dcgm_names: bool = False
     profile: Profile = "full"
-    node: str = ""
 
 
 def render(state: State, options: Options = Options(), *, openmetrics: bool = False) -> bytes:
@@ -78,7 +76,7 @@ def render(state: State, options: Options = Options(), *, openmetrics: bool = Fa
     headers = _HEADERS[openmetrics]
     page = [headers[name] + "\n".join(family) for name, family in lines.items() if family]
     if options.dcgm_names:
-        page.extend(_dcgm_families(state, options.node or state.hostname, openmetrics))
+        page.extend(_dcgm_families(state, openmetrics))
     return ("\n".join(page) + "\n").encode()
 
 
@@ -171,13 +169,13 @@ _LAST_XID = "device_xid_last_timestamp_seconds"
 _XID_COUNT = "device_xid_errors_total"
 
 
-def _dcgm_families(state: State, node: str, openmetrics: bool) -> Iterator[str]:
+def _dcgm_families(state: State, openmetrics: bool) -> Iterator[str]:
     """Yield header and lines of dcgm-exporter's default list: its names, labels and units.
 
     Dashboards and alerts written for dcgm-exporter work on them unchanged; docs/dcgm.md says where
-    they differ on purpose. ``node`` is Hostname.
+    they differ on purpose.
     """
-    described = list(_described(state, node))
+    described = list(_described(state))
     for row in DCGM_NAMES.values():
         if not row.default:
             continue
@@ -192,7 +190,7 @@ def _dcgm_families(state: State, node: str, openmetrics: bool) -> Iterator[str]:
             yield _header(row.name, kind, row.help, openmetrics=openmetrics) + "\n".join(lines)
 
 
-def _described(state: State, node: str) -> Iterator[tuple[DeviceSample, str]]:
+def _described(state: State) -> Iterator[tuple[DeviceSample, str]]:
     """Return the readable devices with labels; a GPU instance appears once."""
     gpus = {s.device.uuid: s.device for s in state.devices}
     seen: set[tuple[str, str]] = set()
@@ -202,10 +200,10 @@ def _described(state: State, node: str) -> Iterator[tuple[DeviceSample, str]]:
         if sample.up and place not in seen:
             seen.add(place)
             parent = gpus.get(device.info.get("parent_uuid", ""), device)
-            yield sample, ",".join(_dcgm_labels(device, parent, node, state))
+            yield sample, ",".join(_dcgm_labels(device, parent, state))
 
 
-def _dcgm_labels(device: Device, parent: Device, node: str, state: State) -> Iterator[str]:
+def _dcgm_labels(device: Device, parent: Device, state: State) -> Iterator[str]:
     yield f'gpu="{device.index}"'
     yield f'UUID="{_escape(parent.uuid)}"'
     yield f'pci_bus_id="{_escape(parent.info.get("pci_bus_id", ""))}"'
@@ -214,7 +212,7 @@ def _dcgm_labels(device: Device, parent: Device, node: str, state: State) -> Ite
     if device.gpu_instance:
         yield f'GPU_I_PROFILE="{_escape(device.profile)}"'
         yield f'GPU_I_ID="{_escape(device.gpu_instance)}"'
-    yield f'Hostname="{_escape(node)}"'
+    yield f'Hostname="{_escape(state.hostname)}"'
     if version := parent.info.get("driver_version"):
         yield f'DCGM_FI_DRIVER_VERSION="{_escape(version)}"'
     for workload in workloads_of(device.uuid, state.attributions)[:1]:

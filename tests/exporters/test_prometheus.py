@@ -18,7 +18,7 @@ from warpwatch_telemetry.catalogue import Profile
 from warpwatch_telemetry.samples import Attribution, ProcessOwner, Workload
 from warpwatch_telemetry.state import State
 
-DCGM = Options(dcgm_names=True, node="node-1")
+DCGM = Options(dcgm_names=True)
 Golden = Callable[[str, bytes], None]
 
 

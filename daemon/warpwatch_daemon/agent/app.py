@@ -75,7 +75,6 @@ class Daemon:
     ) -> None:
         allow_enough()
         self._config = config
-        self._environ = environ
         self.supervisor = Supervisor()
         node = config.node or environ.get("NODE_NAME") or socket.gethostname()
         self.hub = hub_of(config, node)
@@ -265,7 +264,6 @@ class Daemon:
             inline_workloads=configured.workload_labels == "inline",
             dcgm_names=configured.dcgm_names,
             profile=configured.profile,
-            node=self._environ.get("NODE_NAME", ""),
         )
 
     def missing(self) -> tuple[str, ...]:
