@@ -86,9 +86,7 @@ def test_a_fault_raises_its_kind_alone_and_ends_with_it(
     golden_report(engine)
     longest_s = HOLD_S + 100 if kind in EVENT_KINDS or kind == "nvlink_error" else 120
     # Counters keep their counts.
-    kept = {
-        name: value for name, value in last.items() if name[0].endswith(("_total", "remapped_rows"))
-    }
+    kept = {k: value for k, value in last.items() if k[0].endswith(("_total", "remapped_rows"))}
     assert opened(engine, node.readings(longest_s, lambda *_: kept, interval_s=6.0)) == []
     assert not engine.active
     ended = only(engine.history)

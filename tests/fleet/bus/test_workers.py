@@ -396,8 +396,8 @@ def test_ranks_of_other_workers_are_fetched_only_where_they_are_shown(path, aske
 
 def test_an_alert_is_of_a_rank_and_of_a_capture_that_another_worker_has(tmp_path):
     own = {"listen": "127.0.0.1:0", "state_dir": str(tmp_path)}
-    tree = {"bus": {"url": "nats://127.0.0.1:1"}, "fleet": own}
-    fleet = WorkerFleet(FleetFile.model_validate(tree))
+    bus = {"url": "nats://127.0.0.1:1"}
+    fleet = WorkerFleet(FleetFile.model_validate({"bus": bus, "fleet": own}))
     firing = [Alert(status="firing", labels={"training_job": states.rank(0).job}, starts_at="1")]
     with pytest.raises(NotReadyError):
         fleet.receive_alerts(firing, "")
