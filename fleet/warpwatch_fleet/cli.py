@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from warpwatch_runtime import command_line, loading, log_output
 from warpwatch_runtime.bus import Bus, BusConfig, BusError, check
@@ -51,6 +52,13 @@ def main(argv: Sequence[str]) -> int:
 
     WorkerFleet(config).run()
     return 0
+
+
+def check_file(path: Path) -> None:
+    """Check the file as the fleet reads it; the command `config` calls it. Raises UsageError."""
+    from warpwatch_fleet.config import FleetFile
+
+    loading.load(FleetFile, path)
 
 
 def _create_streams(config: BusConfig, replicas: int) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +54,27 @@ def _check(file: Path | None, as_json: bool) -> int:
         raise UsageError("config check needs a FILE")
     if not file.exists():
         raise UsageError(f"{file}: there is no such file")
-    try:
-        loading.load(Config, file)
-    except UsageError as error:
-        lines = error.lines if isinstance(error, loading.ConfigError) else [str(error)]
-        say(json.dumps({"valid": False, "errors": lines}) if as_json else "\n".join(lines))
+    lines = _mistakes(partial(loading.load, Config), file)
+    with suppress(UsageError):
+        if loading.read_tree(file).get("fleet"):
+            # A package above this one reads the section.
+            (fleet,) = metadata.entry_points(group="warpwatch.commands", name="fleet")
+            lines |= _mistakes(import_module(fleet.module).check_file, file)
+    if lines:
+        errors = list(lines)
+        say(json.dumps({"valid": False, "errors": errors}) if as_json else "\n".join(errors))
         return 1
     say(json.dumps({"valid": True}) if as_json else f"{file}: valid")
     return 0
+
+
+def _mistakes(check: Callable[[Path], object], file: Path) -> dict[str, None]:
+    """Return a line for each mistake, in order."""
+    try:
+        check(file)
+    except UsageError as error:
+        return dict.fromkeys(getattr(error, "lines", [str(error)]))
+    return {}
 
 
 def schema() -> dict[str, Any]:

@@ -146,17 +146,18 @@ def test_a_check_prints_a_line_for_each_mistake(tmp_path, capsys):
     file.write_text("http: {listen: '127.0.0.1:9401'}")
     assert main(["config", "check", str(file)]) == 0
     capsys.readouterr()
-    file.write_text("http: {liste: x}\nstore: {max_age: 3 moons}\ntriggers: {dry: 5}\n")
+    file.write_text("http: {liste: x}\nstore: {max_age: 3 moons}\ntriggers: {dry: 5}\nfleet: {a}")
     assert main(["config", "check", str(file)]) == 1
     assert capsys.readouterr().out.splitlines() == [
         f"{file}: http.liste: unknown key, did you mean 'listen'?",
         f"{file}: triggers.dry: unknown key, did you mean 'dry_run'?",
         f"{file}: store.max_age: unit 'moons' is none of s, m, h, d, w, not '3 moons'",
+        f"{file}: fleet.a: unknown key",
     ]
     assert main(["config", "check", str(file), "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["valid"] is False
-    assert len(said["errors"]) == 3
+    assert len(said["errors"]) == 4
     assert main(["config", "check", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml: there is no such file" in capsys.readouterr().err
     with pytest.raises(UsageError, match="No such file"):
