@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.gpu import loop, values
 from benchmarks.gpu.runner import CHECKS, CannotCheck, Report, RunSetting, result_of, run_check
+from tests.cases import cases
 from tests.devices.fakenvml.driver import CannotBuild, header_folder
 from tests.waiting import DEADLINE_S
 
@@ -115,46 +116,19 @@ def test_a_check_that_is_killed_names_the_part_and_keeps_what_was_measured():
 # --- against nvidia-smi ---
 
 
-def verdicts(ours: dict[str, float], before: str = XML, after: str = XML) -> dict[str, str]:
-    first, second = (values.parse_smi(text)["GPU-1"] for text in (before, after))
-    device = {"values": ours, "info": {}, "name": "NVIDIA H200"}
-    found = values.compare(device, first, second)
-    return {row["series"]: row["verdict"] for row in found["rows"]}
+READINGS = {
+    "plain": XML,
+    "hotter": XML.replace("75.30 W", "690.00 W"),
+    "new word": XML.replace("Exclusive_Process", "Something_New"),
+}
 
 
-POWER, THROTTLED = "power_watts", "throttle_seconds_total{reason=sw_power_cap}"
-CLOCK = "clock_hertz{domain=sm}"
-HOTTER = XML.replace("75.30 W", "690.00 W")
-NEW_WORD = XML.replace("Exclusive_Process", "Something_New")
-
-
-@pytest.mark.parametrize(
-    ("series", "ours", "texts", "verdict"),
-    [
-        # Within the last digit that is written.
-        (POWER, 75.304, (), "agree"),
-        ("memory_total_bytes", 143771.6 * 2**20, (), "agree"),
-        # A wrong unit.
-        (CLOCK, 345e6, (), "agree"),
-        (CLOCK, 345e3, (), "differs"),
-        (THROTTLED, 91403.239, (), "differs"),
-        # A value that moves lies between the two readings.
-        (POWER, 400.0, (XML, HOTTER), "between"),
-        (POWER, 900.0, (XML, HOTTER), "differs"),
-        # A counter may not exceed the second reading.
-        (THROTTLED, 91.403239, (), "agree"),
-        (THROTTLED, 92.0, (), "differs"),
-        # Words stand for our numbers.
-        ("compute_mode", 3.0, (), "agree"),
-        ("compute_mode", 3.0, (NEW_WORD, NEW_WORD), "not_comparable"),
-        # Absent on both sides, or on one.
-        ("fan_speed_ratio{fan=0}", None, (), "agree"),
-        ("mig_mode", 0.0, (), "ours_only"),
-        ("persistence_mode", None, (), "theirs_only"),
-    ],
-)
-def test_a_value_is_compared_with_two_readings_of_nvidia_smi(series, ours, texts, verdict):
-    assert verdicts({} if ours is None else {series: ours}, *texts)[series] == verdict
+@pytest.mark.parametrize(("series", "ours", "readings", "verdict"), cases(__file__)["compared"])
+def test_a_value_is_compared_with_two_readings_of_nvidia_smi(series, ours, readings, verdict):
+    first, second = (values.parse_smi(READINGS[one])["GPU-1"] for one in readings)
+    device = {"values": {} if ours is None else {series: ours}, "info": {}, "name": "NVIDIA H200"}
+    rows = values.compare(device, first, second)["rows"]
+    assert {row["series"]: row["verdict"] for row in rows}[series] == verdict
 
 
 def test_values_of_one_side_and_facts_that_differ_are_listed():
