@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.detection.streams import alone
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.records import RankEvent, Step
 
+CASES = cases(__file__)
 PHASES = {"forward": 0.2, "backward": 0.25, "other": 0.05}
 
 
@@ -39,22 +41,7 @@ def test_a_run_slower_than_the_one_before_is_found_with_the_phase_that_grew(engi
     )
 
 
-@pytest.mark.parametrize(
-    ("step_s", "earlier_s", "is_found"),
-    [
-        # The spread of one or two runs is unknown.
-        (0.545, [0.5], False),
-        (0.555, [0.5, 0.5], True),
-        # Three or more say it themselves, but 5 % at least.
-        (0.522, [0.5, 0.501, 0.499], False),
-        (0.530, [0.5, 0.501, 0.499], True),
-        (0.560, [0.5, 0.52, 0.48, 0.53, 0.47], False),
-        (0.600, [0.5, 0.52, 0.48, 0.53, 0.47], True),
-        # One bad run among them does not hide the next.
-        (0.600, [0.5, 0.5, 0.5, 0.5, 0.7], True),
-        (0.400, [0.5, 0.5, 0.5], False),
-    ],
-)
+@pytest.mark.parametrize(("step_s", "earlier_s", "is_found"), CASES["limits"])
 def test_the_limit_is_the_earlier_runs_own_spread(engine, step_s, earlier_s, is_found):
     assert (compared(engine, step_s, earlier_s) is not None) == is_found
 
@@ -65,15 +52,6 @@ def test_it_is_over_well_below_the_limit_and_few_steps_say_nothing(engine: Detec
         assert (compared(engine, step_s, [0.5], time, steps=100) is not None) == is_found
 
 
-@pytest.mark.parametrize(
-    "detail",
-    [
-        {"earlier_s": []},
-        {"earlier_s": "0.5"},
-        {"earlier_s": [0.0, -1.0, True, None, float("nan"), 1e300]},
-        {"earlier_s": [0.5], "step_s": "0.9"},
-        {"earlier_s": [0.5], "steps": None},
-    ],
-)
+@pytest.mark.parametrize("detail", CASES["none"])
 def test_what_is_no_comparison_says_nothing(engine: Detection, detail: dict[str, Any]) -> None:
     assert compared(engine, **({"step_s": 0.9, "earlier_s": None} | detail)) is None

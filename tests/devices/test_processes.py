@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cases import cases
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
@@ -164,37 +165,12 @@ def process(pid: int, cpu_s: float = 0.0, waited_s: float = 0.0, **more: int) ->
     return Process(pid, "R", parent, start, cpu_s, waited_s, 1000, io_wait_s=cpu_s / 10)
 
 
-@pytest.mark.parametrize(
-    "looks",
-    [
-        # Child 2 used 0.5 s more before it ended; a short one came and went unseen with 0.25 s.
-        [
-            (process(1, waited_s=2.0), [process(2, 5.0), process(3, 1.0)], 8.0),
-            (process(1, waited_s=2.0 + 5.5 + 0.25), [process(3, 2.0)], 8.0 + 0.5 + 0.25 + 1.0),
-        ],
-        # No one waited for them.
-        [
-            (process(1), [process(2, 5.0), process(3, 1.0)], 6.0),
-            (process(1), [process(3, 1.5)], 6.5),
-            (process(1), [], 6.5),
-        ],
-        # A grandchild whose parent waited moves up without counting again.
-        [
-            (process(1), [process(2, 1.0), process(4, 3.0, parent=2)], 4.0),
-            (process(1), [process(2, 1.0, waited_s=3.0)], 4.0),
-            (process(1, waited_s=4.0), [], 4.0),
-        ],
-        # A PID that was given out again is another child.
-        [
-            (process(1), [process(2, 5.0, start=10)], 5.0),
-            (process(1, waited_s=5.0), [process(2, 0.5, start=20)], 5.5),
-        ],
-    ],
-)
+@pytest.mark.parametrize("looks", cases(__file__).values())
 def test_what_children_used_counts_once(looks):
     usage = ProcessUsage()
-    for own, children, seen_s in looks:
-        usage.update(own, children)
+    for waited_s, children, seen_s in looks:
+        seen = [process(pid, **of) for pid, of in children.items()]
+        usage.update(process(1, waited_s=waited_s), seen)
         values = usage.series(("1", "p"), io_wait=True)
         assert values["process_cpu_seconds_total", ("1", "p", "children")] == seen_s
 

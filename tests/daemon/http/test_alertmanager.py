@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from tests.daemon.http.alert_node import BEGAN, WEBHOOK, AlertNode, alert, notification, send
 from tests.daemon.http.conftest import STRAGGLER, local_client, servers
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.alerts import ALERT_OUTCOMES
 from warpwatch_telemetry.captures import Decision
+
+CASES = cases(__file__)
 
 
 @pytest.fixture(scope="module")
@@ -48,27 +51,13 @@ def test_an_alert_asks_for_a_capture_of_the_rank_that_it_names(site):
     assert 'warpwatch_alerts_received_total{outcome="captured"} 1' in client.get("/metrics").text
 
 
-@pytest.mark.parametrize(
-    ("labels", "kind", "ranks"),
-    [
-        ({}, "torch", None),
-        ({"kind": "straggler", "rank": "1"}, "torch", (0, 1)),
-        ({"kind": "hang", "rank": "1"}, "stacks", None),
-        ({"kind": "memory_leak", "rank": "2"}, "memory", (2,)),
-        ({"kind": "thermal_throttle"}, "torch", None),
-        ({"kind": "no_kind_of_ours"}, "torch", None),
-        # The label capture decides before the recipe of the kind.
-        ({"kind": "straggler", "rank": "1", "capture": "stacks"}, "stacks", (1,)),
-        ({"kind": "hang", "capture": "torch"}, "torch", None),
-        ({"training_job": "", "uuid": "GPU-2", "gpu": "2", "kind": "xid"}, "torch", (2,)),
-    ],
-)
+@pytest.mark.parametrize(("labels", "kind", "ranks"), CASES["labels"])
 def test_the_labels_decide_what_is_captured(site, labels, kind, ranks):
     node, client = site()
     found = {name: value for name, value in ({"training_job": "train"} | labels).items() if value}
     assert send(client, alert(**found))[0]["outcome"] == "captured"
     (capture,) = node.captures()
-    assert (capture.request.kind, capture.request.ranks) == (kind, ranks)
+    assert (capture.request.kind, capture.request.ranks) == (kind, ranks and tuple(ranks))
     assert [rank.rank for rank in capture.ranks] == list(ranks or (0, 1, 2, 3))
     known = labels.get("kind") != "no_kind_of_ours"
     assert capture.request.anomaly_kind == (labels.get("kind") if known else None)
@@ -158,17 +147,7 @@ def test_what_was_refused_is_asked_for_again_with_the_next_notification(site):
 ANOMALY = replace(STRAGGLER, job="train", end_time=None)
 
 
-@pytest.mark.parametrize(
-    ("changes", "outcome"),
-    [
-        ({}, "already_captured"),
-        ({"end_time": 2.0}, "captured"),
-        ({"rank": 2}, "captured"),
-        ({"kind": "data_stall"}, "captured"),
-        ({"job": "other"}, "captured"),
-        ({"id": "a8"}, "captured"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "outcome"), CASES["anomalies"])
 def test_an_anomaly_that_was_captured_is_not_captured_for_its_alert(site, changes, outcome):
     node, client = site()
     (job,) = {rank.job for rank in node.node.source.live()}
