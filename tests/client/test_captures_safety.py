@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases as tables
 from tests.client.daemon_side import Folder
 from tests.client.fork_server import ROOT
 from tests.conftest import Cases
@@ -54,17 +55,7 @@ def test_all_is_well_on_an_idle_gpu() -> None:
     assert refusal(situation(torch())) is None
 
 
-@pytest.mark.parametrize(
-    ("reason", "changes"),
-    [
-        ("bad_command", {"kind": ""}),
-        ("unknown_kind", {"kind": "vtune"}),
-        ("disabled", {"environ": {"WARPWATCH_CAPTURES": "0"}}),
-        ("no_space", {"inbox_problem": "no_space"}),
-        ("too_many_captures", {"captures": 50}),
-        ("not_under_nsys", {"kind": "nsys"}),
-    ],
-)
+@pytest.mark.parametrize(("reason", "changes"), tables(__file__)["refused"].items())
 def test_what_speaks_against_a_capture(reason: str, changes: dict[str, Any]) -> None:
     assert refusal(situation(torch(), **changes)) == reason
 

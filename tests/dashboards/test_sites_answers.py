@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from tests.cases import cases
 from tests.dashboards.conftest import Promtool
 from tests.dashboards.expressions import NAMES, dashboards, expressions
 from tests.dashboards.monitoring.prometheus import Prometheus, every_second, prometheus
@@ -16,21 +17,7 @@ from warpwatch_dashboards import rule_files
 TIMES = {"__rate_interval": "5m", "__interval": "1m", "__interval_ms": "60000", "__range": "30m"}
 # The clusters have trainings only.
 SHOWN = [name for name in NAMES if name != "inference-server"]
-# Series of jobs, of holders of a GPU and of processes on it.
-NONE_WHILE_IDLE = {
-    "fleet": {
-        "Energy by job A",
-        "Stragglers across nodes A",
-        "variable namespace",
-        *(f"Jobs by MFU and goodput {letter}" for letter in "ABC"),
-    },
-    "node": {
-        "GPUs and MIG instances B",
-        "GPU use by pod A",
-        *(f"{of} by process A" for of in ("GPU memory", "GPU use", "Host memory", "Processor")),
-    },
-    "warpwatch": {"Age of attribution A"},
-}
+NONE_WHILE_IDLE = cases(__file__)["none_while_idle"]
 
 
 @pytest.fixture(scope="module")
@@ -74,4 +61,4 @@ def test_a_cluster_answers_all_but_what_is_empty_in_its_state(sites, name, sched
         always = {"variable cluster", "variable node", "variable instance"}
         assert {where(one.where) for one in asked} - idle == always
     else:
-        assert idle == healthy | NONE_WHILE_IDLE[name]
+        assert idle == healthy.union(NONE_WHILE_IDLE[name])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import cases
 from tests.devices.conftest import Golden
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
@@ -11,20 +12,7 @@ from warpwatch_devices.simulated import PROFILES, SimulatedDevice, SimulatedSour
 from warpwatch_telemetry.catalogue import CATALOGUE, series_text
 from warpwatch_telemetry.samples import DeviceSample
 
-# The exporter derives these from the sample itself, not from its values.
-OF_THE_SAMPLE = {
-    "device_up",
-    "device_info",
-    "device_sample_timestamp_seconds",
-    "device_nvlink_links",
-    "device_nvlink_links_up",
-    "process_gpu_memory_bytes",
-    "process_gpu_utilization_ratio",
-    # Known from elsewhere than the device, and nothing has gone wrong with it.
-    "device_workload_info",
-    "device_slurm_job_info",
-    "device_xid_last_timestamp_seconds",
-}
+OF_THE_SAMPLE = set(cases(__file__)["of_the_sample"])
 
 
 def run(profile: str, load: float | None, seconds: int, index: int = 0) -> list[DeviceSample]:

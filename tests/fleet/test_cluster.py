@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.cases import cases
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
 from tests.manual_clock import ManualClock
 from warpwatch._version import __version__
@@ -40,14 +41,11 @@ def begin(cluster: TestCluster) -> None:
 def test_replicas_of_a_server_on_two_nodes_are_jobs_of_one_name():
     cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
     for number, node in enumerate(cluster.nodes):
-        about: dict[str, Any] = {
-            "kind": "serve",
-            "replica": f"chat-{number}",
-            "run": f"pod-{number}",
-        }
+        run = f"pod-{number}"
+        about: dict[str, Any] = {"kind": "serve", "replica": f"chat-{number}", "run": run}
         node.say(seen(0, 1, "chat", **about), seen(1, 2, "chat", role="scheduler", **about))
-        fields: dict[str, Any] = {"owner": OWNER, "run": f"pod-{number}"}
-        node.say(Serve(NOW, "chat", 1, running=3, waiting=1, kv_usage=0.5, **fields))
+        used: dict[str, Any] = {"running": 3, "waiting": 1, "kv_usage": 0.5}
+        node.say(Serve(NOW, "chat", 1, owner=OWNER, run=run, **used))
     cluster.hear()
     cluster.now += 5
     cluster.hear()
@@ -541,18 +539,9 @@ def test_text_of_an_agent_is_one_line_that_utf_8_can_hold():
 
 
 def test_the_health_of_an_agent_says_the_worst_of_what_is_wrong(golden_case):
-    cases: dict[str, dict[str, Any]] = {
-        "away": {"up": False, "reason": "ConnectError", "ahead_s": -90.0},
-        "behind": {"lag_s": 5.1, "refused": Counter(unreadable=2)},
-        "nearly in time, refused": {"lag_s": 4.9, "refused": Counter(a=2, unreadable=3)},
-        "newer": {"newer": 4, "version": "9.1.0", "ahead_s": -90.0},
-        "newer without a version": {"newer": 4, "version": ""},
-        "a clock behind": {"ahead_s": -5.1, "lost": 7},
-        "a clock ahead": {"ahead_s": 5.1},
-        "a clock nearly right, lost": {"ahead_s": 4.9, "lost": 7},
-    }
     lines = []
-    for name, about in cases.items():
+    for name, about in cases(__file__)["health"].items():
+        about["refused"] = Counter(about.get("refused"))
         cluster = TestCluster(TestNode("gpu-1", about.pop("ahead_s", 0.0)))
         cluster.hear()
         (node,) = cluster.cluster.nodes.values()

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from textual.widgets import DataTable
 
+from tests.cases import cases
 from tests.daemon.http.conftest import local_client, socket_of
 from tests.fleet.nodes import NOW, TestCluster, TestNode, run
 from tests.fleet.shown import crowded_state, fleet, fleet_state, node, server, with_nodes
@@ -123,16 +124,7 @@ def test_of_many_jobs_the_worst_come_first_and_the_page_stays_short(http, fleet)
     assert (whole.count('<li class="row'), re.findall(r"And \d+ more", whole)) == (30 + 187, [])
 
 
-@pytest.mark.parametrize(
-    ("query", "counts", "anomalies"),
-    [
-        ({"q": "LLAMA-4"}, [11, 92, 12], ["a4", *(f"a4{n}" for n in range(10)), "x1"]),
-        ({"owner": "ns/nlp", "q": "gpu-014"}, [1, 256, 1], ["a0"]),
-        ({"job": "llama-0"}, [1, 256, 32], ["a0"]),
-        ({"node": "gpu-155"}, [2, 12, 1], ["x1", "a44", "a45"]),
-        ({"q": "nobody"}, [0, 0, 0], []),
-    ],
-)
+@pytest.mark.parametrize(("query", "counts", "anomalies"), cases(__file__)["searches"])
 def test_the_page_is_searched_by_job_owner_and_node(http, fleet, query, counts, anomalies):
     fleet.now = crowded_state()
     found = Selection(fleet.now, PageFilters(**query))

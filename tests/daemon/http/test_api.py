@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.cases import cases as tables
 from tests.daemon.http.alert_node import WEBHOOK, notification
 from tests.daemon.http.conftest import CAPTURE, NOW, TRACE, certified, socket_of
 from tests.loop.other_users import STRANGER, request
@@ -23,16 +24,7 @@ ASK: dict[str, Any] = {"job": "llama-7b", "owner": "uid/1000", "run": "r1"}
 NAME = "20261122T201500-0a1b2c"
 
 
-@pytest.mark.parametrize(
-    ("name", "counts"),
-    [
-        ("ranks", {"": 2, "job=llama-7b": 2, "job=other": 0, "owner=uid/1": 0}),
-        ("jobs", {"": 1, "job=other": 0}),
-        ("anomalies", {"": 2, "active=true": 1, "active=false&kind=data_stall": 1, "kind=hang": 0}),
-        ("captures", {"": 2, "kind=stacks": 0, "active=true": 0}),
-        ("diagnoses", {"": 1, "job=other": 0}),
-    ],
-)
+@pytest.mark.parametrize(("name", "counts"), tables(__file__)["counts"].items())
 def test_lists_are_filtered(client, name, counts):
     found = {query: client.get(f"/api/v1/{name}?{query}").json()[name] for query in counts}
     assert {query: len(listed) for query, listed in found.items()} == counts

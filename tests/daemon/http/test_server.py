@@ -10,6 +10,7 @@ import bcrypt
 import httpx
 import pytest
 
+from tests.cases import cases
 from tests.daemon.http.certificates import make_certificate
 from tests.daemon.http.conftest import SESSIONS, http_client, local_client
 from tests.manual_clock import ManualClock
@@ -162,15 +163,8 @@ def test_a_password_that_was_right_is_remembered_and_no_other_one_with_it(serve,
 
 
 WEB_CONFIGS = (
-    "tls_server_config: {cert_file: a, key_file: b, min_version: TLS13}",
-    "tls_server_config: {cert_file: a}",
-    "tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}",
-    "tls_server_config: {cert_file: a, key_file: b, cipher_suites: []}",
-    "http_server_config: {http2: true}",
-    "basic_auth_users: {ali: plain}",
-    "basic_auth_users: {ali: $2b$031$Xex9}",
-    *("[1", "a: !!bool maybe", "[" * 1000, "- 1"),
-    "tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}",
+    *cases(__file__)["refused"],
+    *("[" * 1000, "- 1", "tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}"),
     CLIENT_TLS.replace("client_ca_file: client.crt, ", ""),
 )
 

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.cases import cases
 from tests.daemon.ranks.ring_files import whole_ring
 from tests.daemon.ranks.sources import RankNode
 from warpwatch import protocol
@@ -48,16 +49,7 @@ def test_an_unfinished_ring_is_waited_for_a_minute_then_refused(node):
     assert node.rejects == {"unfinished": 1}
 
 
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        {"rank": -1}, {"rank": 1 << 40}, {"rank": True}, {"rank": 777, "world_size": 8},
-        {"world_size": "many"}, {"world_size": 2**20 + 1}, {"job": ["a"]}, {"phases": ["x"] * 17},
-        {"phases": {}}, {"phases": ["not a word\n"]}, {"flops_per_token": float("nan")},
-        {"flops_per_sample": -1}, {"flops_per_sample": 1.1e24}, {"parameters": 10**15 + 1},
-        {"events_per_step": 2**40 + 1}, {"parallel": {"tensor": [2, 2]}},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("metadata", cases(__file__)["refused"])
 def test_claims_that_make_no_sense_are_refused(node, metadata):
     said = {"job": "j", "rank": 0, "world_size": 1, "phases": [], **metadata}
     node.file().put(protocol.META_OFFSETS[1], protocol.encode_metadata(2, said))
