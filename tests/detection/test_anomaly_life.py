@@ -13,7 +13,8 @@ from warpwatch_detection.anomalies.register import FOUND_ONCE
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS
 from warpwatch_telemetry.jobs import JobId
 
-STORIES = cases(__file__)
+CASES = cases(__file__)
+STORIES = CASES["stories"]
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -78,19 +79,7 @@ def test_every_effect_that_outlives_its_cause_becomes_active():
         assert [kind for kind, _ in life.active] == [effect], (effect, cause)
 
 
-@pytest.mark.parametrize(
-    ("cause", "effect", "explained"),
-    [
-        ("thermal_throttle GPU-3 warning", "straggler 3 warning", True),
-        ("xid GPU-3 critical 79", "crash 3 critical", True),
-        ("xid GPU-3 critical 79", "hang 3 critical", True),
-        ("nvlink_error GPU-3 critical", "hang 3 critical", True),
-        ("nvlink_error GPU-3 warning", "hang 3 critical", False),
-        ("xid GPU-3 warning 31", "crash 3 critical", False),
-        ("xid GPU-3 warning 13", "hang 3 critical", False),
-        ("xid GPU-3 warning 31", "crash 3 info", False),
-    ],
-)
+@pytest.mark.parametrize(("cause", "effect", "explained"), CASES["stops"])
 def test_what_stops_a_job_is_explained_by_nothing_less(cause, effect, explained):
     for order in (f"5 {effect}; 5 {cause}", f"5 {cause}; 5 {effect}"):
         life = Life()

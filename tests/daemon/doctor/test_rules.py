@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from tests.cases import cases
 from tests.daemon.doctor.conftest import reading, surveyed
 from warpwatch_daemon.cli import doctor
 from warpwatch_daemon.doctor import driver, gpus, interconnect
@@ -25,57 +26,15 @@ def test_equal_findings_become_one_that_names_gpus_in_runs_and_faults_come_first
     ]
 
 
-# By rule, GPUs as "name: value, value; setting after the next reset".
-FACTS = {
-    "recovery": [f"A100: recovery_action {action}" for action in range(11)],
-    "uncorrected ECC": [
-        "A100: ecc_errors_total uncorrected 0",
-        "A100: ecc_errors_total uncorrected 0, ecc_aggregate_errors_total uncorrected 4",
-        "A100: ecc_errors_total uncorrected 2, ecc_aggregate_errors_total uncorrected 5",
-        "A100: ecc_errors_total uncorrected 3",
-    ],
-    "row remapping": [
-        f"A100: row_remap_failure {failed}, row_remap_pending {pending}, "
-        f"remapped_rows correctable {corrected}, remapped_rows uncorrectable {others}"
-        for failed, pending, corrected, others in (
-            (0, 0, 0, 0), (0, 0, 1, 2), (0, 0, 0, 3), (0, 1, 4, 5), (1, 0, 6, 7),
-        )
-    ],
-    "retired pages": ["T4: retired_pages_pending 0", "T4: retired_pages_pending 1"],
-    "temperature": [
-        f"A100: temperature_celsius gpu 80{more}"
-        for more in (
-            "", *(f", temperature_margin_celsius {margin}" for margin in (5.1, 5, 0.6, 0, -3)),
-            *(f", temperature_threshold_celsius slowdown {limit}" for limit in (86, 85, 78)),
-        )
-    ],
-    "throttling": [
-        ", ".join(f"throttle_active {reason} {reason in active:d}" for reason in THROTTLE_REASONS)
-        for active in (
-            (), ("idle",), ("sw_power_cap",), ("sync_boost",), ("application_clocks",),
-            *((reason, "sw_power_cap") for reason in THROTTLE_REASONS),
-            ("hw_thermal", "hw_power_brake"),
-        )
-    ],
-    # The width counts always, the generation under load.
-    "PCIe": [
-        f"A100: pcie_link_generation {generation}, pcie_link_width_lanes {width}, "
-        f"pcie_link_generation_max 4, pcie_link_width_max_lanes 16, utilization_ratio {busy}"
-        for generation, width, busy in ((1, 16, 0.19), (2, 16, 0.2), (4, 8, 0), (4, 16, 0.9))
-    ] + ["A100: pcie_link_generation 1, pcie_link_width_lanes 16"],
-    "persistence": ["A100: persistence_mode 0", "A100: persistence_mode 1"],
-    # Desktop GPUs are delivered without it.
-    "ECC": [
-        *(f"{name}: ecc_mode {mode}" for name in ("A100", "GeForce RTX 4090") for mode in (0, 1)),
-        *("A100: ecc_mode 0; ECC 1", "A100: ecc_mode 1; ECC 0", "Quadro T400: ecc_mode 0"),
-    ],
-    "compute mode": [f"A100: compute_mode {mode}" for mode in range(4)],
-    "power limit": [
-        f"A100: power_limit_watts {limit}, power_limit_default_watts {default}"
-        for limit, default in ((400, 400), (399, 400), (0, 400), (400, 0))
-    ],
-    "MIG": ["A100: mig_mode 0", "A100: mig_mode 1", "A100: mig_mode 1; MIG 0"],
-}  # fmt: skip
+FACTS = cases(__file__)["facts"]
+FACTS["throttling"] = [
+    ", ".join(f"throttle_active {reason} {reason in active:d}" for reason in THROTTLE_REASONS)
+    for active in (
+        (), ("idle",), ("sw_power_cap",), ("sync_boost",), ("application_clocks",),
+        *((reason, "sw_power_cap") for reason in THROTTLE_REASONS),
+        ("hw_thermal", "hw_power_brake"),
+    )
+]  # fmt: skip
 
 
 def gpu_of(facts: str) -> GpuReading:
