@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from tests.daemon.http.conftest import CAPTURE, STRAGGLER, TIMEOUT_S, MemoryAgent
 from warpwatch_daemon.cli import main
 from warpwatch_telemetry.anomalies import DEVICE_KINDS
@@ -31,14 +32,9 @@ LOST = replace(
     rank=None,
     summary="GPU 3 'fell off' the bus; $(reboot)=1",
 )
-# As `sinfo --noheader --Node --format='%N|%T|%H|%E'` prints it: a line for each node and partition.
-HEALTHY = "gpu-1|mixed|Unknown|none\ngpu-1|mixed|Unknown|none\ngpu-10|idle|Unknown|none\n"
-OURS = "|2026-11-22T10:00:00|warpwatch: device_lost: GPU 0\n"
+CASES = cases(__file__)
+HEALTHY, REFUSING = CASES["healthy"], CASES["refusing"]
 DRAINING = HEALTHY.replace("mixed|Unknown|none", "draining|2026-11-23T10:00:00|warpwatch: …")
-BOTH = "gpu-1|drained|2026-11-22T10:00:01|warpwatch: …\ngpu-9|drained" + OURS
-DISK = "gpu-3|drained|2026-11-22T10:00:00|disk\n"
-# The output of the commands if no daemon answers.
-AWAY = {"status": "", "status.exit": "3", "anomalies": "", "anomalies.exit": "3"}
 
 Run = Callable[..., tuple[int, list[str]]]
 
@@ -95,20 +91,7 @@ def test_a_critical_fault_of_a_gpu_drains_its_node_with_the_reason_and_nothing_e
     assert slurm("health-check.sh", sinfo=HEALTHY) == (0, [])
 
 
-@pytest.mark.parametrize(
-    ("files", "states"),
-    [
-        pytest.param({"sinfo": HEALTHY + "gpu-2|drained" + OURS}, [], id="another is drained"),
-        pytest.param({"sinfo": DISK.replace("gpu-3", "gpu-1")}, [], id="a person drained it"),
-        pytest.param({"sinfo": DISK + HEALTHY, "later": DISK + DRAINING}, ["DRAIN"], id="or not"),
-        pytest.param({"sinfo": "gpu-1|down*|2026-11-22T10:00:00|-\n"}, [], id="down"),
-        pytest.param({"sinfo": HEALTHY, "conf": "DRY_RUN=1\n"}, [], id="dry run"),
-        pytest.param({"sinfo": HEALTHY, "later": BOTH}, ["DRAIN", "UNDRAIN"], id="two at once"),
-        pytest.param({"sinfo": HEALTHY, "refused": "1"}, ["DRAIN"], id="scontrol refuses"),
-        pytest.param({}, [], id="no sinfo"),
-        pytest.param({"sinfo": HEALTHY} | AWAY, [], id="no daemon"),
-    ],
-)
+@pytest.mark.parametrize(("files", "states"), CASES["drained"].values(), ids=CASES["drained"])
 def test_a_node_is_drained_only_where_slurm_and_the_operator_allow_it(slurm, agent, files, states):
     agent.now = replace(agent.now, anomalies=(LOST,))
     status, asked = slurm("health-check.sh", **files)
@@ -124,8 +107,6 @@ def test_the_kinds_that_drain_are_those_of_hardware() -> None:
 
 
 BROKEN = replace(LOST, kind="device_needs_service", gpu=3)
-OTHERS = "".join(f"gpu-{number}|warpwatch: xid: GPU 0\n" for number in (7, 8, 9))
-REFUSING = {"conf": "REFUSE=1\n", "sinfo": "gpu-1|none\n"}
 
 
 def test_a_job_on_a_gpu_with_a_critical_fault_is_refused_with_the_reason(slurm, agent):
@@ -136,18 +117,7 @@ def test_a_job_on_a_gpu_with_a_critical_fault_is_refused_with_the_reason(slurm, 
 
 
 @pytest.mark.parametrize(
-    ("found", "gpus", "files"),
-    [
-        pytest.param({}, "2,3", REFUSING | {"conf": ""}, id="dry run"),
-        pytest.param({}, "", REFUSING, id="a job without GPUs"),
-        pytest.param({}, "0,30", REFUSING, id="other GPUs"),
-        pytest.param({"severity": "warning"}, "3", REFUSING, id="no critical fault"),
-        pytest.param({"end_time": LOST.time + 1}, "3", REFUSING, id="a fault that is over"),
-        pytest.param({"kind": "crash"}, "3", REFUSING, id="a job's fault"),
-        pytest.param({}, "3", REFUSING | {"sinfo": OTHERS}, id="many are drained"),
-        pytest.param({}, "3", {"conf": "REFUSE=1\n"}, id="no sinfo"),
-        pytest.param({}, "3", REFUSING | AWAY, id="no daemon"),
-    ],
+    ("found", "gpus", "files"), CASES["started"].values(), ids=CASES["started"]
 )
 def test_any_other_job_starts(slurm, agent, found, gpus, files):
     agent.now = replace(agent.now, anomalies=(replace(BROKEN, **found),))
