@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
@@ -185,23 +186,11 @@ def retained(store: Store, now: float = NOW) -> tuple[Hub, CaptureRegister]:
     return hub, register
 
 
-@pytest.mark.parametrize(
-    ("limits", "after_s", "last", "kept"),
-    [
-        ({"max_captures": 2}, 0, set(), ["c2", "c3"]),
-        # The baseline of a job that runs is not the first to go, but its age holds for it too.
-        ({"max_captures": 2}, 0, {"c0"}, ["c0", "c3"]),
-        ({"max_captures": 2, "max_age": 2.5 * DAY}, 0, {"c0"}, ["c2", "c3"]),
-        ({"max_age": 3600.0}, 3600, set(), ["c3"]),
-        ({"max_age": 3600.0}, 3601, set(), []),
-        # The newest was just asked for.
-        ({"max_bytes": 100}, 0, set(), ["c3"]),
-    ],
-)
+@pytest.mark.parametrize(("limits", "after_s", "last", "kept"), cases(__file__)["kept"])
 def test_the_newest_captures_stay(new, limits, after_s, last, kept):
     store = new(**limits)
     captures = [capture(store, f"c{number}", (3 - number) * DAY) for number in range(4)]
-    stay, size = store.retain(captures, NOW + after_s, last)
+    stay, size = store.retain(captures, NOW + after_s, set(last))
     assert [one.id for one in stay] == [one.id for one in store.load(10)] == kept
     assert (size > 0) == bool(kept)
 

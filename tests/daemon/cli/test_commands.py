@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from warpwatch_daemon.cli import GROUP, main
 from warpwatch_daemon.cli.capture import run_of
 from warpwatch_daemon.demo.processes import DemoProcesses
 from warpwatch_telemetry.errors import Refused
 
 ROOT = Path(__file__).parents[3]
+CASES = cases(__file__)
 COMMANDS = sorted(metadata.entry_points(group=GROUP).names)
 # Where no daemon listens.
 NO_DAEMON = "http://127.0.0.1:9"
@@ -63,14 +65,7 @@ def test_help_says_what_each_command_does_and_imports_none():
     assert imported == "[]"
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("demon", "no command 'demon'; there are anomalies, capture,"),
-        ("runs compare monday", "expected nothing, or: compare BEFORE AFTER"),
-        ("runs with monday tuesday", "expected nothing, or: compare BEFORE AFTER"),
-    ],
-)
+@pytest.mark.parametrize(("line", "said"), CASES["unknown"])
 def test_an_unknown_command_is_a_usage_error(line, said, capsys):
     with pytest.raises(SystemExit) as ended:
         main(line.split())
@@ -78,27 +73,15 @@ def test_an_unknown_command_is_a_usage_error(line, said, capsys):
     assert said in printed(capsys)[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        (["status", "--url", NO_DAEMON], 3, f"no daemon answers at {NO_DAEMON}"),
-        (["capture", "--job", "x", "--url", NO_DAEMON], 3, f"no daemon answers at {NO_DAEMON}"),
-        (["status", "--url", "localhost:9400"], 2, "is not an http:// or https:// address"),
-        (["daemon", "--watch-config"], 2, "--watch-config needs --config FILE"),
-        (["replay", str(ROOT / "pyproject.toml")], 2, "not a telemetry log"),
-        (["replay", "/nonexistent"], 2, "No such file"),
-        (["replay", "/nonexistent", "--set", "a"], 2, "KEY=VALUE is needed"),
-        (["diagnose", str(ROOT / "pyproject.toml")], 2, ""),
-        (["run"], 2, ""),
-        (["run", "--", "no-such-program-anywhere"], 2, "no-such-program-anywhere"),
-        (["shim", str(ROOT / "pyproject.toml")], 2, "cannot copy the shim to "),
-    ],
-)
-def test_what_cannot_be_done_is_one_line_and_the_exit_status(arguments, status, said, capsys):
-    assert main(arguments) == status
+@pytest.mark.parametrize(("line", "status", "said"), CASES["failing"])
+def test_what_cannot_be_done_is_one_line_and_the_exit_status(line, status, said, capsys):
+    no_log = str(ROOT / "pyproject.toml")
+    command, *arguments = line.replace("NOWHERE", NO_DAEMON).replace("NO_LOG", no_log).split()
+    assert main([command, *arguments]) == status
     out, err = printed(capsys)
     assert out == ""
-    assert err.startswith(f"warpwatch {arguments[0]}: ") and said in err
+    assert err.startswith(f"warpwatch {command}: ")
+    assert said.replace("NOWHERE", NO_DAEMON) in err
     assert err.count("\n") == 1
     # Python's own way with a closed pipe is only given up for the program that is started.
     assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN

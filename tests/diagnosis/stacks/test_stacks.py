@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases as tables
 from warpwatch_diagnosis.stacks import diagnose_stacks
 from warpwatch_diagnosis.trace.files import TraceError
 
@@ -56,7 +57,7 @@ def stack(folder: Path, rank: int, function: str | None) -> Path:
 # --- each situation: what is known of the ranks; the golden file has the diagnosis -----------
 
 BARRIER, REDUCE = "barrier", "all_reduce"
-STOPPED, DIED = "the process is stopped: no stacks", "the process died while it was asked"
+STOPPED = "the process is stopped: no stacks"
 INSIDE = (STEP, (TORCH, 2900, REDUCE))
 QUEUE = ((LIBRARY + "queue.py", 171, "get"), (LIBRARY + "threading.py", 355, "wait"))
 JOIN = (LIBRARY + "threading.py", 1147, "join")
@@ -101,20 +102,6 @@ def renamed(folder: Path) -> Path:
     return path
 
 
-# The collective that each rank is in, or None; ranks without stacks, and why.
-RANKS: dict[str, tuple[list[str | None], dict[int, str]]] = {
-    "one is late": ([None, BARRIER, BARRIER, BARRIER], {}),
-    "two are late": (["broadcast", None, "broadcast", None], {}),
-    "one is late for two collectives": ([None, REDUCE, "reduce_scatter_tensor"], {}),
-    "none waits": ([None, None], {}),
-    "they are in different collectives": ([REDUCE, "broadcast"], {}),
-    "all wait": ([BARRIER, BARRIER], {}),
-    "one did not answer": ([REDUCE, REDUCE], {2: "no answer"}),
-    "one is stopped": ([REDUCE], {1: STOPPED}),
-    "one is dead": ([REDUCE], {1: DIED}),
-    "one is late and one is dead": ([BARRIER, BARRIER, None], {3: DIED}),
-    "some are stopped": ([REDUCE], {1: STOPPED, 2: STOPPED, 3: "no answer"}),
-}
 FILES: dict[str, Callable[[Path], list[Path]]] = {
     "a damaged file counts as missing": lambda f: [damaged(f), stack(f, 1, REDUCE)],
     "a file of another rank counts as missing": lambda f: [stack(f, 0, REDUCE), renamed(f)],
@@ -152,7 +139,7 @@ FILES: dict[str, Callable[[Path], list[Path]]] = {
 
 def test_each_situation_has_the_diagnosis_of_the_golden_file(tmp_path, golden):
     found = {}
-    for name, (functions, missing) in RANKS.items():
+    for name, (functions, missing) in tables(__file__)["ranks"].items():
         files = [stack(tmp_path, number, function) for number, function in enumerate(functions)]
         found[name] = diagnose_stacks(files, missing=missing)
     for name, files_of in FILES.items():
