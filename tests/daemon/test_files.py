@@ -7,25 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from warpwatch_daemon.history.archive import FILE as HISTORY
 from warpwatch_daemon.history.archive import HistoryStore
 from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_runtime import files
 
 ROOT = Path(__file__).resolve().parents[2]
-# Modules that write without `files`, and the reason why that follows no link.
-EXCEPTIONS = {
-    "warpwatch_runtime/files.py": "it is the function",
-    "warpwatch_runtime/directory.py": "command and lock files are written in place: O_EXCL",
-    "warpwatch_daemon/ranks/folder.py": "a command file, by directory.open_checked",
-    "warpwatch_capturing/store.py": "the lock: O_NOFOLLOW",
-    "warpwatch_daemon/doctor/driver.py": "a device, not a file",
-    "warpwatch_daemon/cli/__init__.py": "/dev/null",
-    "warpwatch_daemon/demo/processes.py": "logs in the demo's own folder, appended to",
-    "warpwatch_daemon/history/archive.py": "SQLite, after files.touch",
-    "warpwatch_capturing/remote_store.py": "`warpwatch diagnose`, in its own folder: O_EXCL",
-    "warpwatch_exporters/jsonl.py": "the telemetry log: O_NOFOLLOW",
-}
+EXCEPTIONS = cases(__file__)["exceptions"]
 WRITERS = ("daemon", "fleet", "serving", "capturing", "exporters", "runtime", "telemetry")
 # But through `files`, and gzip, which gets the opened file.
 WRITES = re.compile(
