@@ -69,7 +69,11 @@ def test_a_rank_that_is_late_ends_the_try_and_a_later_step_is_chosen(played):
     # Two services that want the same ranks do not meet again at the same time.
     played.step(after_s=0.05)
     assert first.requests[-1] == "withdraw"
+    second.is_awaited = True
     played.step(after_s=1.0)
+    assert first.requests[-1] == "withdraw"
+    second.answers()
+    played.step()
     armed(played, first, second, begun=200)
     assert first.requests[-2:] == ["prepare", "arm 2: 240"]
 

@@ -130,6 +130,9 @@ def test_while_the_collector_is_away_logs_wait_in_a_bounded_queue(server, caplog
     assert len(logs_in(server)) == 1000
     assert site.counted["logs", "sent"] == 1000
     assert len(caplog.records) == 1
+    server.status = 500
+    site.advance(60)
+    assert len(caplog.records) == 2
 
 
 def test_a_collector_passes_on_what_it_is_sent(server: Receiver, tmp_path: Path) -> None:
@@ -163,11 +166,13 @@ def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver)
     metrics = AgentMetrics()
     metrics.counter("http_requests_total").labels(200).inc()
     config = loading.parse(Config, tree, "the test")
+    own = iter((STATE, replace(STATE, anomalies=(SLOW,))))
     ways = PushExporters(
-        config.exporters, "gpu-17", "warpwatch", "", metrics, lambda: STATE, lambda: STATE
+        config.exporters, "gpu-17", "warpwatch", "", metrics, lambda: STATE, lambda: next(own)
     )
     for last_words in ways.last_words.values():
         last_words()
+    assert len(logs_in(server)) == 1
     assert {"warpwatch_http_requests", "warpwatch_device_power_watts"} <= set(metrics_in(server))
     said = ExportMetricsServiceRequest.FromString(server.bodies("/v1/metrics")[-1])
     attributes = said.resource_metrics[0].resource.attributes

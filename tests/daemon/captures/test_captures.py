@@ -11,6 +11,7 @@ import pytest
 
 from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, TOKEN, CaptureNode
 from warpwatch import protocol
+from warpwatch_capturing.participant import fastest
 from warpwatch_capturing.store import Store
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import Refused
@@ -37,6 +38,7 @@ def test_a_rank_in_which_no_step_is_seen_is_not_asked_for_steps(node):
 def test_a_step_far_from_its_peers_does_not_choose_the_start(tmp_path, stack):
     node = CaptureNode(tmp_path, stack, ranks=(0, 1, 2))
     node.rings[2].word(protocol.WORD_STEP_BEGUN, 1 << 63)
+    assert [fastest((1, other)) for other in (1001, 1002)] == [1001, 1]
     asked = node.service.request(MANUAL)
     assert [node.command(rank)["start_step"] for rank in range(3)] == [3, 3, 3]
     for _ in range(4):

@@ -23,6 +23,7 @@ from warpwatch_capturing.finisher import FairQueue, Finisher
 from warpwatch_capturing.policy import Disk, DiskSpace, Policy
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
+from warpwatch_capturing.store import orphan as leftover
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
@@ -112,6 +113,8 @@ def test_a_disk_that_is_full_or_gone_or_hangs_is_a_refusal_without_touching_it()
     with pytest.raises(Refused, match=r"/store has not answered for 61 s") as refused:
         judge.check(MANUAL, (), 0.0)
     assert refused.value.reason == "refused_disk"
+    # A file system of devices is empty.
+    assert Disk(Path("/dev")).space().free > 0
     with pytest.raises(Refused, match="gone: No such file or directory"):
         policy(Path("/gone")).check(MANUAL, (), 0.0)
 
@@ -228,6 +231,7 @@ def test_what_a_power_cut_left_is_counted_and_removed_by_age(new):
     os.utime(young, (NOW - 9 * DAY, NOW - 9 * DAY))
     hub, _ = retained(store)
     assert [path.exists() for path in (old, young, other)] == [False, True, True]
+    assert leftover(store.path / "none", NOW).time == NOW
     # An empty folder goes after an hour.
     assert [path.exists() for path in (empty, new_one)] == [False, True]
     assert counted(hub, "store_bytes") == 7313

@@ -159,6 +159,8 @@ def test_an_anomaly_that_was_captured_is_not_captured_for_its_alert(site, change
     if outcome == "already_captured":
         assert answer["capture_id"] == "20261121T200001-aa"
         assert node.captures() == []
+    else:
+        assert node.captures()[0].request.ranks == (0, 1)
 
 
 def test_grafanas_webhook_and_alerts_without_a_fingerprint_are_taken(site):
