@@ -10,7 +10,7 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL
 from tests.fleet.capturing import PlayedFleet
-from warpwatch_capturing import confinement
+from warpwatch_capturing import confinement, store
 from warpwatch_capturing.remote_store import RemoteStore, Uploads
 from warpwatch_daemon.cli.diagnose import main as diagnose
 from warpwatch_daemon.state.hub import Hub
@@ -109,6 +109,8 @@ def test_a_rank_whose_reduction_is_none_is_named_with_its_node_and_costs_the_oth
     found = json.loads((Path(str(capture.folder)) / "diagnosis.json").read_text())
     assert [one["rank"] for one in found["traces"]] == [0, 1]
     assert [rank.verified for rank in capture.ranks] == [True, True, False, False]
+    one = replace(capture, files=("rank1.reduction.gz",))
+    assert store.reductions(one) == ["rank1.reduction.gz"]
 
 
 def test_a_file_name_with_a_line_break_costs_that_rank_alone(fleet, monkeypatch):

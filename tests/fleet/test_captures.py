@@ -125,7 +125,15 @@ def test_a_fleet_that_was_restarted_shows_what_nodes_say_of_one_capture_as_one(
     fleet, tmp_path, stack
 ):
     before = only(fleet.run(by_hand))
-    after = only(PlayedFleet(tmp_path, stack, fleet.agents).run(lambda captures: None))
+    (tmp_path / "more").mkdir()
+    another = PlayedFleet(tmp_path / "more", stack, fleet.agents)
+    # A third node has given a capture of another job the same id.
+    another.cluster.add_node(third := Target("gpu-3:9400", node="gpu-3"))
+    own = replace(before.request, job="other")
+    third_node = another.cluster.nodes[third.address]
+    third_node.keep_capture(replace(before, request=own, time=0.0, ranks=()))
+    theirs, after = another.run(lambda captures: None).shown()
+    assert (theirs.request.job, theirs.ranks) == ("other", ())
     assert (after.id, after.outcome, after.start_step) == (before.id, "complete", before.start_step)
     assert states(after) == states(before) == WRITTEN
 
@@ -142,8 +150,10 @@ def test_a_fleet_counts_only_its_captures_that_a_restart_interrupted(fleet, tmp_
 
 def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(fleet):
     alert = replace(MANUAL, ranks=(2,), trigger="alert", alerts=("f1@2026-11-21T20:00:00Z",))
-    capture = only(fleet.run(lambda captures: captures.start(alert)))
+    captures = fleet.run(lambda captures: captures.start(alert))
+    capture = only(captures)
     (own,) = fleet.agents[1].captures()
+    assert captures.download(own.id, "report.html", None) is None
     assert (capture.id, capture.ranks[0].rank, capture.ranks[0].node) == (own.id, 2, "gpu-2")
     assert (own.request.trigger, own.request.alerts) == ("alert", alert.alerts)
     with pytest.raises(Refused, match=r"^gpu-2: rank 2 of train is being captured"):
@@ -186,27 +196,15 @@ def test_the_record_of_a_capture_waits_ten_minutes_for_the_nodes_uploads(fleet):
 # --- schedules ---
 
 
-class Scheduled:
-    """The fleet's schedules, over all its captures."""
-
-    def __init__(self, fleet: PlayedFleet, captures: FleetCaptures) -> None:
-        self._fleet, self._captures = fleet, captures
-        rule = Schedule((SCHEDULE,), fleet.cluster)
-        self._regular = RegularCaptures(rule, captures)
-
-    async def advance(self) -> None:
-        active = [one for one in self._fleet.cluster.anomalies() if one.end_time is None]
-        await asyncio.to_thread(self._regular.advance, self._fleet.clock.wall(), active)
-        await self._captures.idle()
-
-
 def taken(fleet: PlayedFleet, after_s: float, times: int = 1) -> list[Capture]:
     fleet.advance(after_s)
 
     async def poll(captures: FleetCaptures) -> None:
-        scheduled = Scheduled(fleet, captures)
+        regular = RegularCaptures(Schedule((SCHEDULE,), fleet.cluster), captures)
         for _ in range(times):
-            await scheduled.advance()
+            active = [one for one in fleet.cluster.anomalies() if one.end_time is None]
+            await asyncio.to_thread(regular.advance, fleet.clock.wall(), active)
+            await captures.idle()
             fleet.advance(1.5)
 
     return list(fleet.run(poll).shown())

@@ -17,6 +17,7 @@ from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.jobs import RecordMerger
 from warpwatch_fleet.memory import JobStateStore
 from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.bus_messages import partition_of
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent, Serve
@@ -197,6 +198,11 @@ def test_a_node_that_is_away_is_no_hang_and_time_stands_still_for_its_jobs(two):
     two.hear()
     assert two.cluster.is_whole(two.job(), two.now + 10.0)
     assert not two.cluster.is_whole(two.job(), two.now + 10.1)
+    # The ten minutes are its longest step: a hang is longer.
+    for _ in range(700):
+        two.now += 1.0
+        two.hear()
+    assert two.raised() == ["hang"]
 
 
 def test_agents_hear_every_20_s_that_the_fleet_judges_and_at_once_what_it_raises(two):
@@ -228,6 +234,9 @@ def test_a_job_of_one_node_is_its_agents_to_judge():
     cluster.nodes[0].say(*(seen(rank) for rank in range(4)))
     cluster.hear()
     assert not cluster.job().is_evaluated
+    number = partition_of(cluster.job().id)
+    jobs = [len(cluster.cluster.jobs_of(one)) for one in (number, number ^ 1)]
+    assert jobs == [1, 0]
 
 
 def test_the_end_on_each_node_is_the_end_of_the_job_which_is_kept_ten_minutes(two):
@@ -258,6 +267,10 @@ def test_steps_whose_records_the_agent_could_not_read_are_counted(two):
     # A repeated total, and totals that no ring has.
     say(records=1, steps=10, samples=-1, tokens="all")
     say(records=1, steps=1e300)
+    phases = {f"phase{number}": 0.1 for number in range(20)}
+    two.nodes[1].say(step(2, 3, two.now, phases_s=phases))
+    two.hear()
+    assert len(two.job().members[2].phases_s) == 16
     assert (member.steps, member.samples, member.tokens) == (12, 80, 0)
 
 
@@ -446,6 +459,8 @@ def test_a_restarted_fleet_awaits_all_ranks_of_a_job_for_half_a_minute(two, tmp_
 
 def test_what_was_judged_is_kept_each_four_minutes_and_for_a_day(two, tmp_path):
     (job,) = two.cluster.jobs.values()
+    job.detection.history.extend(found_by_agent("hang", id=str(n)) for n in range(101))
+    assert [one.id for one in job.saved().history] == [str(n) for n in range(1, 101)]
     assert [saved.id for saved in two.cluster.to_save(NOW, ())] == [job.id]
     assert two.cluster.to_save(NOW + 240, ()) == []
     assert two.cluster.to_save(NOW + 241, ()) != []
@@ -460,6 +475,14 @@ def test_what_was_judged_is_kept_each_four_minutes_and_for_a_day(two, tmp_path):
     assert JobStateStore(tmp_path).load() == {}
     JobStateStore(tmp_path).keep([], [job.id])
     assert list(tmp_path.iterdir()) == []
+    folder = tmp_path / "states"
+    store = JobStateStore(folder)
+    folder.rmdir()
+    store.keep([job.saved()], ())
+    assert store.complaint.text
+    folder.mkdir()
+    store.keep([job.saved()], ())
+    assert store.complaint.text == ""
 
 
 def test_what_an_agent_raised_while_no_fleet_judged_stays_its_own(two):

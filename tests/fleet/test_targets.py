@@ -38,10 +38,12 @@ def targets_of(*files: Path, **config: Any) -> Targets:
 
 
 def test_a_list_and_files_together_are_the_targets_with_the_labels_of_the_first(tmp_path):
-    path = tmp_path / "a.json"
+    folder = tmp_path / "[x]"
+    folder.mkdir()
+    path = folder / "a.json"
     write(path, "gpu-2:9400", owner="ns/team")
-    (tmp_path / "b.yaml").write_text("- targets: [gpu-3:9400, gpu-1:9400, gpu-2:9400]\n")
-    targets = targets_of(tmp_path / "*.*", targets=("gpu-1:9400",))
+    (folder / "b.yaml").write_text("- targets: [gpu-3:9400, gpu-1:9400, gpu-2:9400]\n")
+    targets = targets_of(folder / "*.*", targets=("gpu-1:9400",))
     names = ("gpu-1:9400", "gpu-2:9400", "gpu-3:9400")
     assert targets.read() == {name: Target(name) for name in names}
     assert [targets.read()[name].owner for name in names] == [None, "ns/team", None]

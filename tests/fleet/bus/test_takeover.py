@@ -4,11 +4,12 @@ import asyncio
 import math
 from typing import cast
 
+import msgspec
 import pytest
 
 from tests.fleet.nodes import NOW, TestCluster, seen, step
 from warpwatch_detection.anomalies.register import Change
-from warpwatch_fleet.bus.partition import Partition
+from warpwatch_fleet.bus.partition import Head, Partition
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_runtime.bus import Bucket, StreamMessage
@@ -36,6 +37,10 @@ class Memory:
         return self._values.get(key)
 
     async def put(self, key: str, value: bytes, revision: int | None = None) -> int:
+        if found := self._values.get(f"{NUMBER}.head"):
+            # Until the next head is there, the states that this one names stay as they are.
+            jobs = msgspec.msgpack.decode(found[0], type=Head).jobs
+            assert not key.startswith(tuple(f"{job.key}." for job in jobs))
         self._values[key] = value, (revision or 0) + 1
         return (revision or 0) + 1
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
-import msgspec
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -27,7 +26,13 @@ from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError, BusLinks
 from warpwatch_fleet.bus.fleet import Views, WorkerDetails, WorkerFleet, WorkerView
 from warpwatch_fleet.bus.partition import Partition, target_of
-from warpwatch_fleet.bus.sharing import RENEW_INTERVAL_S, Greeting, PartitionLeases, Shares
+from warpwatch_fleet.bus.sharing import (
+    CERTAIN_S,
+    RENEW_INTERVAL_S,
+    Greeting,
+    PartitionLeases,
+    Shares,
+)
 from warpwatch_fleet.bus.streams import LEASES
 from warpwatch_fleet.bus.worker import BusSource
 from warpwatch_fleet.config import FleetFile
@@ -137,6 +142,8 @@ async def test_an_anomaly_keeps_its_id_when_another_worker_continues(play: Play)
     assert set(play.found(second)) <= {("opened", "straggler", ident)}
     assert [one.id for one in second.view.anomalies()] == [ident]
     assert second.view.count_refused() == {}
+    held = second._held[said.partition_of(JOB)]
+    assert all(reader._since > 0 for reader in held.readers)
 
 
 @on_the_bus
@@ -273,6 +280,16 @@ def test_a_backlog_of_messages_delays_no_renewal_and_no_reader():
 
     asyncio.run(test())
     assert uncertain == []
+
+    class Late(Slow):
+        async def put(self, *about: Any) -> int:
+            clock.advance(2.0)
+            return 1
+
+    late = PartitionLeases(cast(Bucket, Late()), "a", clock.monotonic)
+    asyncio.run(late.acquire(1))
+    clock.advance(CERTAIN_S - 2.0)
+    assert not late.is_certain(1)
 
 
 @on_the_bus
@@ -412,15 +429,6 @@ def test_an_alert_is_of_a_rank_and_of_a_capture_that_another_worker_has(tmp_path
     assert (found.outcome, found.capture_id) == ("duplicate", states.CAPTURE.id)
     fleet.server.stop()
     fleet.server.run()
-
-
-def test_a_worker_that_does_not_reply_keeps_its_last_view_while_it_lives():
-    views = Views("view", WorkerView, 1.0)
-    reply = said.pack(msgspec.msgpack.encode(WorkerView(State(NOW, "1", "w"))))
-    views.read({"a": reply, "b": reply})
-    known = views.of["a"]
-    views.read({"a": b""})
-    assert views.of == {"a": known}
 
 
 def test_a_fault_of_a_device_is_shown_once_though_two_streams_of_its_agent_have_it():

@@ -12,6 +12,7 @@ from tests.fleet.kubernetes.told import LINK, Told, fault
 from tests.fleet.nodes import NOW, seen
 from warpwatch_fleet.config import FleetConfig, KubernetesConfig
 from warpwatch_fleet.kubernetes.api import KubernetesError, timestamp
+from warpwatch_fleet.kubernetes.events import EventPublisher
 from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
@@ -28,8 +29,8 @@ def straggler(**fields: Any) -> Anomaly:
 
 
 def in_pods(told: Told) -> None:
-    for rank, node in enumerate(told.nodes):
-        node.say(seen(rank, world=2, pod=f"llama-{rank}", pod_uid=f"0a1b-{rank}"))
+    for rank, node in enumerate(told.nodes, 1):
+        node.say(seen(rank, world=3, pod=f"llama-{rank}", pod_uid=f"0a1b-{rank}"))
 
 
 def test_a_fault_of_a_gpu_is_one_event_on_its_node_until_it_is_over(told):
@@ -80,9 +81,10 @@ def test_an_event_that_the_server_has_forgotten_is_made_anew(told):
     assert event["message"].startswith("XID 94")
 
 
-def test_an_anomaly_of_a_rank_is_on_its_pod(told):
+@pytest.mark.parametrize("rank", [1, None])
+def test_an_anomaly_of_a_rank_is_on_its_pod(told, rank):
     in_pods(told)
-    told.find(straggler(), node=1)
+    told.find(straggler(rank=rank), node=1)
     (event,) = told.rounds()
     about = {"kind": "Pod", "namespace": "team", "name": "llama-1", "uid": "0a1b-1"}
     assert event["involvedObject"] == about | {"apiVersion": "v1"}
@@ -99,6 +101,10 @@ def test_one_agents_flood_delays_no_other_agent(told):
     told.find(*(fault(number) for number in range(50)))
     told.find(fault(99), node=1)
     assert told.nodes[1].name in {one["involvedObject"]["name"] for one in told.rounds()}
+    no_api: Any = None
+    events = EventPublisher(no_api, told.cluster.cluster, LINK)
+    events._served = {"a": 2.0, "b": 1.0}
+    assert events._in_turn(["1", "2"], {"1": "a", "2": "b"}) == ["2", "1"]
 
 
 def test_a_flood_is_told_a_few_at_a_time_and_a_long_text_is_cut(told):

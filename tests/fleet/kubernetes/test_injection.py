@@ -65,13 +65,17 @@ def test_the_containers_with_gpus_get_it(served: Served) -> None:
 def test_what_the_pod_has_itself_stays_and_a_path_from_elsewhere_has_a_warning(served):
     own = [{"name": "PYTHONPATH", "value": "/src:/lib"}, {"name": "WARPWATCH", "value": "0"}]
     volume, mount = {"name": "data", "emptyDir": {}}, {"name": "data", "mountPath": "/data"}
-    train: dict[str, Any] = {"name": "train", "env": own, "volumeMounts": [mount]}
-    spec = served.injected(pod_of(train, volumes=[volume]))["spec"]
+    mounts = [mount, {"name": "own", "mountPath": "/opt/warpwatch-shim"}]
+    train: dict[str, Any] = {"name": "train", "env": own, "volumeMounts": mounts}
+    train["resources"] = GPU
+    spec = served.injected(pod_of({"name": "proxy"}, train, volumes=[volume]))["spec"]
+    assert "env" not in spec["containers"].pop(0)
     env = env_of(spec["containers"][0])
     assert env["PYTHONPATH"] == f"{BOOTSTRAP}:/src:/lib"
     assert env["WARPWATCH"] == "0"
     assert spec["volumes"][0] == volume
-    assert spec["containers"][0]["volumeMounts"][0] == mount
+    there = [one["mountPath"] for one in spec["containers"][0]["volumeMounts"]]
+    assert (there[0], there.count("/opt/warpwatch-shim")) == ("/data", 1)
     source = {"configMapKeyRef": {"name": "c", "key": "k"}}
     train["env"] = [{"name": "PYTHONPATH", "valueFrom": source}]
     (warning,) = served.review(pod_of(train))["warnings"]
