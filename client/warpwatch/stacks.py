@@ -77,7 +77,8 @@ def _called(frame: FrameType) -> str | None:
             if instruction.offset == frame.f_lasti:
                 if instruction.opname in _ENTERS:
                     return "__enter__"
-                return name if instruction.opname.startswith("CALL") else None
+                # Python 3.11 calls a C function by PRECALL, once the code has run some times.
+                return name if instruction.opname.startswith(("CALL", "PRECALL")) else None
     except Exception as error:
         faults.swallow(error)
     return None

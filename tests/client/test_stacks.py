@@ -161,8 +161,8 @@ def wait_in_with():
 def wait_in_call():
     lock.acquire(timeout=1000)
 
-def wait_in_sleep():
-    time.sleep(1000)
+def wait_in_sleep(depth=200):
+    wait_in_sleep(depth - 1) if depth else time.sleep(1000)
 
 for target in (wait_in_with, wait_in_call, wait_in_sleep):
     threading.Thread(target=target, name=target.__name__, daemon=True).start()
@@ -185,6 +185,7 @@ def test_the_innermost_frame_says_what_it_calls(folder: Folder) -> None:
     assert innermost["wait_in_with"]["calls"] == "__enter__"
     assert innermost["wait_in_call"]["calls"] == "acquire"
     assert innermost["wait_in_sleep"]["calls"] == "sleep"
+    assert max(len(thread["frames"]) for thread in stacks["threads"]) == 128
     assert "warpwatch" in innermost
     assert "collectives" not in stacks
 

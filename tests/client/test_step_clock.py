@@ -91,12 +91,13 @@ def test_what_runs_between_phases_can_be_a_phase(watched, clock):
     with watched.step():
         watched.switch("forward")
         clock.advance(0.02)
-        with watched.phase("backward"):
-            # From its end on.
+        with watched.phase("backward"), watched.phase("comm"):
+            # From the end of both on.
             watched.switch("other")
             clock.advance(0.03)
         clock.advance(0.04)
-    assert totals_ms(watched) == {"step": 90, "other": 40, "forward": 20, "backward": 30}
+    times_ms = {"step": 90, "other": 40, "forward": 20, "backward": 0, "comm": 30}
+    assert totals_ms(watched) == times_ms
 
 
 def test_a_clock_that_starts_again_forgets_its_step(watched, clock):
@@ -315,11 +316,11 @@ def test_a_closed_file_is_no_error(watched, clock, ring):
 
 
 def test_a_step_inside_a_step_counts_once_with_the_outer_samples(watched):
-    with watched.step(samples=8) as step:
+    with watched.step(samples=8, tokens=1) as step:
         with watched.step(samples=3):
             pass
         step.count(samples=2, tokens=7)
-    assert counts(watched) == (1, 10, 7)
+    assert counts(watched) == (1, 10, 8)
 
 
 def test_counts_that_are_no_numbers_count_nothing(watched):

@@ -125,7 +125,10 @@ def test_what_needs_service_outlives_the_daemon_until_it_is_served_or_root_resol
     with device_node(tmp_path, driver, **CONFIG) as node:
         wait_all_up(node, 2)
         uuids = [device["uuid"] for _, device in sorted(devices(node).items())]
-        poll(lambda: node.metric("warpwatch_device_xid_errors_total", xid="79") == 0, "watched")
+        poll(
+            lambda: node.metric("warpwatch_device_xid_errors_total", xid="79", gpu="0") == 0,
+            "watched",
+        )
         driver.xid(0, 79)
         driver.set(1, recovery_action=2)
         found = poll(lambda: ids(0, 1), "both need service")

@@ -133,6 +133,7 @@ def test_an_end_on_purpose_is_information_and_captures_nothing(ends: Ends) -> No
     for how, number in signals.items():
         ends.has_stepped(how)
         processes[how][0].send_signal(number)
+    ends.have_ended(*signals)
     ends.has_stepped("prompt")
     ends.has_stepped("in a thread", 2)
     # So long may it take until the ring says that the thread has ended.

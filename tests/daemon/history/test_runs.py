@@ -301,7 +301,7 @@ def test_a_comparison_names_the_phase_that_grew_and_what_makes_runs_different(go
     before = run_of({"forward": 0.2, "backward": 0.25}, 0.5)
     after = run_of({"forward": 0.3, "backward": 0.21}, 0.6)
     old = run_of({}, 0.5, gpu_model="NVIDIA A100", world_size=4)
-    new = run_of({}, 0.4, gpu_model="NVIDIA H100", tokens_per_step=2000.0)
+    new = run_of({}, 0.4, gpu_model="NVIDIA H100", tokens_per_step=2000.5)
     found = (compare(before, after), compare(old, new))
     told = [(one.step_ratio, one.phases, one.grown, one.differs) for one in found]
     golden("history/comparisons.json", rounded(told))
