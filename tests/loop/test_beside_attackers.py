@@ -43,7 +43,7 @@ os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 1))
 with torch.profiler.profile(with_stack=True) as profile:
     model(torch.randn(8, 64)).sum().backward()
-profile.export_chrome_trace(os.devnull)
+profile.export_chrome_trace(str(folder / f"profile.{rank}.json"))
 dist.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=size)
 model = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -183,7 +183,7 @@ def test_an_honest_job_beside_all_attackers_loses_no_step_is_judged_and_captured
             return [one for one in honest.of("captures") if one["diagnosis_outcome"]]
 
         (capture,) = poll(captures, node.log("daemon"))
-        assert asks_for_the_victims_stacks(node) == [403, 404]
+        assert asks_for_the_victims_stacks(node) == [401, 404]
         counted = honest.end()
         poll(lambda: honest.steps() == counted, f"{honest.steps()}, not {counted}")
     assert set(counted) == set(range(RANKS))
