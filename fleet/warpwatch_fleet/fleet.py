@@ -262,7 +262,7 @@ class Fleet:
         ]
         if refused:
             # All of them, while the bus is away.
-            more = f", and {len(refused) - 1} more agents" if len(refused) > 1 else ""
+            more = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
             logger.warning("%s%s", refused[0], more)
 
     # --- captures ---

@@ -129,10 +129,10 @@ class Access:
         self, config: HttpConfig, monotonic: Callable[[], float], sessions: Keys | None = None
     ) -> None:
         if config.metrics_token and config.token_file is None:
-            raise UsageError("metrics_token: token_file is needed, too")
+            raise UsageError(f"{config.section}.metrics_token: token_file is needed, too")
         self.token_file, self.section = config.token_file, config.section
         if self.token_file is not None:
-            read_token(self.token_file)
+            self._read_token(self.token_file)
         # Open to everybody: a probe has no password, and the login comes before the rights.
         self.open = OPEN - {METRICS} if config.metrics_token else OPEN
         here = f"{socket.gethostname()} {config.listen}"
@@ -145,8 +145,11 @@ class Access:
         """Return whether this is the token in the file, which may be replaced at any time."""
         with suppress(UsageError):
             sent, path = token.strip().encode("utf-8", "surrogateescape"), self.token_file
-            return path is not None and hmac.compare_digest(sent, read_token(path))
+            return path is not None and hmac.compare_digest(sent, self._read_token(path))
         return False
+
+    def _read_token(self, path: Path) -> bytes:
+        return read_token(path, f"{self.section}.token_file")
 
     def has_token(self, request: HTTPConnection) -> bool:
         """Return whether the token comes with the request."""
@@ -187,7 +190,7 @@ class Access:
             raise HttpError(403, "not_yours", f"{what} need the token or root")
 
 
-def read_token(path: Path, key: str = "http.token_file") -> bytes:
+def read_token(path: Path, key: str) -> bytes:
     """Return the token in the file, which ``key`` names. Raises UsageError."""
     try:
         token = path.read_bytes().strip()

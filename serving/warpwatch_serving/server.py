@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -127,14 +127,16 @@ class Server:
         passed: socket.socket | None = None,
         sessions: Keys | None = None,
     ) -> None:
-        with _naming(config.section):
+        try:
             web = web_config.load(config.web_config) if config.web_config else WebConfig()
             self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
             basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
-            self.app = create_app(
-                backend, config, basic_auth=basic_auth, page=page, routes=routes,
-                monotonic=monotonic, sessions=sessions,
-            )  # fmt: skip
+        except UsageError as error:
+            raise UsageError(f"{config.section}.web_config: {error}") from error
+        self.app = create_app(
+            backend, config, basic_auth=basic_auth, page=page, routes=routes, monotonic=monotonic,
+            sessions=sessions,
+        )  # fmt: skip
         self._local: Path | None = None
         self._connections = Connections(self.app, self._tls.context if self._tls else None)
         self._listeners = Listeners(self._each_second)
@@ -201,15 +203,6 @@ class Server:
                 self._start()
         if self._tls:
             self._tls.renew()
-
-
-@contextlib.contextmanager
-def _naming(section: str) -> Iterator[None]:
-    """Name keys of an agent's section ``http`` in errors as those of ``section``."""
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(str(error).replace("http.", f"{section}.", 1)) from error
 
 
 def listen_on(listen: str, key: str) -> socket.socket:

@@ -57,14 +57,11 @@ class WebConfig(Section):
 
 def load(path: Path) -> WebConfig:
     """Read the file, with paths relative to its folder. Raises UsageError with one line."""
-    try:
-        tree = read_yaml(path)
-    except UsageError as error:
-        raise UsageError(f"http.web_config {error}") from error
+    tree = read_yaml(path)
     try:
         config = WebConfig.model_validate({} if tree is None else tree)
     except ValidationError as error:
-        raise UsageError(f"http.web_config {path}: {_explain(error)}") from error
+        raise UsageError(f"{path}: {_explain(error)}") from error
     tls = config.tls_server_config
     if tls is None:
         return config
@@ -89,7 +86,7 @@ class Tls:
             if config.client_ca_file is not None:
                 self.context.load_verify_locations(config.client_ca_file)
         except (OSError, ssl.SSLError) as error:
-            raise UsageError(f"http.web_config: tls_server_config: {error}") from error
+            raise UsageError(f"the certificate cannot be used: {error}") from error
         self.context.verify_mode = _CLIENT_AUTH[config.client_auth_type]
 
     def renew(self) -> None:
@@ -119,7 +116,7 @@ def _check_client_auth(config: TlsServerConfig) -> None:
     asked = _CLIENT_AUTH[config.client_auth_type] != ssl.CERT_NONE
     if asked != (config.client_ca_file is not None):
         raise UsageError(
-            "http.web_config: client_ca_file and a client_auth_type that verifies "
+            "client_ca_file and a client_auth_type that verifies "
             "(VerifyClientCertIfGiven, RequireAndVerifyClientCert) go together"
         )
 
@@ -149,7 +146,7 @@ class BasicAuth:
             self._bcrypt = importlib.import_module("bcrypt")
         except ImportError as error:
             raise UsageError(
-                "http.web_config: basic_auth_users needs bcrypt: install the extra warpwatch[auth]"
+                "basic_auth_users needs bcrypt: install the extra warpwatch[auth]"
             ) from error
         self._users = dict(users)
         # A hash takes 50 ms and more; what was right once is remembered, salted by the hash.
@@ -196,13 +193,13 @@ class BasicAuth:
             cost = int("".join(hashed.split("$")[2:3]))
             if cost > MAX_COST:
                 raise UsageError(
-                    f"http.web_config: the hash of user {name!r} has cost {cost}, at most "
+                    f"the hash of user {name!r} has cost {cost}, at most "
                     f"{MAX_COST} is allowed: each step doubles the time of a check"
                 )
             self._compare(b"", hashed)
         except ValueError as error:
             raise UsageError(
-                f"http.web_config: the password of user {name!r} is not a bcrypt hash; "
+                f"the password of user {name!r} is not a bcrypt hash; "
                 "make one with `htpasswd -nBC 10 ''`"
             ) from error
 

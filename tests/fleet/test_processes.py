@@ -90,7 +90,7 @@ def test_what_is_opened_is_counted_captured_and_told(tmp_path, stack, monkeypatc
     asyncio.run(fleet._evaluate())
     labels = {"kind": "straggler", "severity": "warning"}
     assert fleet.metrics.registry.get_sample_value("warpwatch_anomalies_total", labels) == 1
-    assert caplog.messages[-1] == "gpu-1:9400 judges llama itself: away, and 1 more agents"
+    assert caplog.messages[-1] == "gpu-1:9400 judges llama itself: away, and 1 more"
     fleet._advance_triggers()
     (decision,) = fleet.overview().decisions
     assert (decision.anomaly_id, decision.outcome) == ("a1", "failed")

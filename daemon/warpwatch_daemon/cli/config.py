@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from warpwatch_daemon.cli import GROUP
 from warpwatch_daemon.config import Config
 from warpwatch_runtime import command_line, loading
 from warpwatch_runtime.command_line import say
@@ -58,7 +59,7 @@ def _check(file: Path | None, as_json: bool) -> int:
     with suppress(UsageError):
         if loading.read_tree(file).get("fleet"):
             # A package above this one reads the section.
-            (fleet,) = metadata.entry_points(group="warpwatch.commands", name="fleet")
+            (fleet,) = metadata.entry_points(group=GROUP, name="fleet")
             lines |= _mistakes(import_module(fleet.module).check_file, file)
     if lines:
         errors = list(lines)

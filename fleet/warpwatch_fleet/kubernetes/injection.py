@@ -162,8 +162,7 @@ class InjectionServer:
         try:
             tls = Tls(TlsServerConfig(cert_file=config.cert_file, key_file=config.key_file))
         except UsageError as error:
-            text = str(error).rpartition("config: ")[2]
-            raise UsageError(f"fleet.kubernetes.injection: {text}") from error
+            raise UsageError(f"fleet.kubernetes.injection: {error}") from error
         self.listener = listen_on(config.listen, "fleet.kubernetes.injection.listen")
         self._listeners = Listeners(tls.renew)
         app = Starlette(routes=[Route("/inject", self._inject, methods=["POST"])])
