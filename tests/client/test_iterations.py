@@ -136,6 +136,8 @@ SERVES = """
 import sys, warpwatch
 monitor = warpwatch.attach(job="chat", kind="serve", place={"role": "frontend", "rank": 1})
 sys.stdin.readline()
+while monitor.clock.ring is None:
+    pass
 with monitor.iteration(prefill_tokens=8):
     pass
 """
@@ -157,12 +159,12 @@ def test_a_servers_process_is_seen_before_its_first_iteration_and_ends_cleanly(f
 
 
 ENGINE = """
-import glob, multiprocessing, os, sys, time
+import multiprocessing, sys, time
 
 def serve(how):
     import warpwatch
-    warpwatch.attach(job="chat", kind="serve")
-    while not glob.glob(os.environ["WARPWATCH_DIR"] + "/ranks/*.ring"):
+    monitor = warpwatch.attach(job="chat", kind="serve")
+    while monitor.clock.ring is None:
         time.sleep(0.01)
     raise {"error": ValueError("engine"), "exit": SystemExit(0)}[how]
 
