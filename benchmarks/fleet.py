@@ -6,29 +6,31 @@ Also measured: what a fleet costs an agent, and how soon the ranks of many nodes
 from __future__ import annotations
 
 import contextlib
-import json
-import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
+from benchmarks import fleet_bus
 from benchmarks.agent import JOB, RANKS, ranks_beside
+from benchmarks.fleet_processes import (
+    HANG_TIMEOUT_S,
+    UP_TIMEOUT_S,
+    choose_faults,
+    delays,
+    running_agents,
+    start_fleet,
+)
 from benchmarks.processes import (
     LocalDaemon,
     at_least,
     at_most,
-    clean_environment,
     core_percents,
     is_quick,
     rss_mib,
@@ -37,7 +39,7 @@ from benchmarks.processes import (
     stop,
     wait_until,
 )
-from benchmarks.simulated_agents import Scale, SimAgent, address, layout
+from benchmarks.simulated_agents import Scale, address, layout
 from warpwatch_daemon.api_client import ApiClient, socket_path
 from warpwatch_daemon.demo.processes import free_port
 
@@ -47,14 +49,11 @@ LEARN_S = 300.0
 WATCH_S = 60.0
 FAULTS_S = 90.0
 SLOW_JOBS, STUCK_JOBS = 20, 5
-HANG_TIMEOUT_S = 30.0
-OPEN_FILES = 8192
 MAX_CORE_PERCENT = 100.0
 MAX_RSS_MIB = 1536.0
 MAX_STRAGGLER_P95_S = 30.0
 MAX_HANG_S = 5.0
 
-UP_TIMEOUT_S = 120.0
 # A fleet is measured once it follows this share of its targets: a dead one must not stop the run.
 MIN_FOLLOWED = 0.99
 # Windows without and with a follower, in turns.
@@ -81,19 +80,7 @@ signal.pause()
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """The slow rank of each job in ``slow`` and the stuck jobs, from the time ``at`` on."""
-
-    at: float
-    slow: dict[str, int]
-    stuck: list[str]
-
-
 def measure() -> dict[str, Any]:
-    # It builds on this module.
-    from benchmarks import fleet_bus
-
     scale = QUICK_SCALE if is_quick() else SCALE
     there = layout(scale)
     faults = choose_faults(there, time.time() + LEARN_S, SLOW_JOBS, STUCK_JOBS)
@@ -133,81 +120,11 @@ def measure() -> dict[str, Any]:
     }
 
 
-def choose_faults(nodes: list[SimAgent], at: float, slow_jobs: int, stuck_jobs: int) -> Faults:
-    """Choose jobs on several nodes."""
-    sizes = {node.job: node.world_size for node in nodes}
-    jobs = list(dict.fromkeys(node.job for node in nodes if node.ranks.start))
-    stuck = jobs[-min(stuck_jobs, len(jobs) // 2) :]
-    slow = [job for job in jobs if job not in stuck][:slow_jobs]
-    return Faults(at, {job: sizes[job] // 2 for job in slow}, stuck)
-
-
-def delays(anomalies: list[dict[str, Any]], kind: str, faults: Faults) -> list[float]:
-    """Return the delays of the anomalies that name the right job and rank, since the fault."""
-    wanted: dict[str, int | None] = dict(faults.slow)
-    if kind == "hang":
-        wanted = dict.fromkeys(faults.stuck)
-    return [
-        one["time"] - faults.at
-        for one in anomalies
-        if one["kind"] == kind
-        and one["job"] in wanted
-        and wanted[one["job"]] in (None, one["rank"])
-    ]
-
-
 def _quantiles(values: list[float]) -> dict[str, float]:
     if len(values) < 2:
         return {"p50": sum(values), "p95": sum(values)}
     parts = statistics.quantiles(values, n=20, method="inclusive")
     return {"p50": round(parts[9], 1), "p95": round(parts[18], 1)}
-
-
-@contextlib.contextmanager
-def running_agents(
-    scale: Scale, faults: Faults, port: int, on_bus: bool = False
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run simulated agents at the port, or on the bus there, until the end of the block."""
-    settings = {"scale": scale, "on_bus": on_bus, **asdict(faults)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.simulated_agents", str(port), json.dumps(settings)],
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        preexec_fn=_allow_open_files,
-    )
-    assert process.stdout is not None
-    try:
-        process.stdout.readline()
-        yield process
-    finally:
-        stop(process)
-        process.stdout.close()
-
-
-def _allow_open_files() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
-
-
-def fleet_config(folder: Path, port: int, own: dict[str, Any], **sections: Any) -> Path:
-    """Write the configuration of a fleet with ``own`` keys in its section."""
-    token, config = folder / "token", folder / f"fleet-{port}.yaml"
-    token.write_text("bench")
-    section = {"listen": f"127.0.0.1:{port}", "token_file": str(token)}
-    section |= {"state_dir": str(folder / f"state-{port}"), **own}
-    detection = {"hang": {"timeout_s": HANG_TIMEOUT_S}}
-    config.write_text(yaml.safe_dump({"fleet": section, "detection": detection, **sections}))
-    return config
-
-
-def start_fleet(
-    folder: Path, own: dict[str, Any], **sections: Any
-) -> tuple[subprocess.Popen[bytes], ApiClient]:
-    port = free_port()
-    config = fleet_config(folder, port, own, **sections)
-    command = ["-m", "warpwatch_daemon", "fleet", "--config", str(config)]
-    process = start(command, clean_environment(), folder / f"log-{port}")
-    return process, ApiClient(f"http://127.0.0.1:{port}", folder / "token")
 
 
 @contextlib.contextmanager

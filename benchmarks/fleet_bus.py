@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from benchmarks.fleet import (
+from benchmarks.fleet_processes import (
     UP_TIMEOUT_S,
     Faults,
     choose_faults,
