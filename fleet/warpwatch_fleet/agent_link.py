@@ -89,9 +89,9 @@ class HttpLinks:
         else:
             # It is not used, but without it each client makes one of its own.
             self.scheme, self.verify = "http", ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._token_file = config.token_file
-        if self._token_file is not None:
-            read_token(self._token_file, _TOKEN)
+        self._token_files = config.token_files
+        for path in self._token_files.values():
+            read_token(path, _TOKEN)
         self.client = self.new_client()
 
     def new_client(self) -> httpx.AsyncClient:
@@ -105,13 +105,14 @@ class HttpLinks:
         )
 
     def headers(self, target: Target) -> dict[str, str]:
-        """Return the headers of a request, without the token for a tenant's own agent."""
+        """Return the headers of a request; a tenant's own agent is sent its own token at most."""
         # The one encoding that ``_unpacker`` reads.
         headers = {"Accept-Encoding": "gzip"}
-        if self._token_file is None or target.owner is not None:
+        path = self._token_files.get(target.owner)
+        if path is None:
             return headers
         try:
-            token = read_token(self._token_file, _TOKEN).decode()
+            token = read_token(path, _TOKEN).decode()
         except (UsageError, UnicodeDecodeError) as error:
             raise AgentError(str(error)) from error
         return headers | {"Authorization": f"Bearer {token}"}

@@ -22,15 +22,25 @@ class AgentsConfig(TlsConfig):
     """How agents are spoken to: the token that they ask for, and by whom they are certified.
 
     With ``ca_file`` it is https, verified for the target's name. In plain text a token goes to an
-    agent only where ``allow_plain`` says so.
+    agent only where ``allow_plain`` says so. owner_token_files: by owner, the token of the owner's
+    agents, which are not sent the other one.
     """
 
     token_file: Path | None = None
+    owner_token_files: dict[str, Path] = Field(default={})
     allow_plain: Boolean = False
+
+    @property
+    def token_files(self) -> dict[str | None, Path]:
+        """The files by owner, None for agents that report for everybody."""
+        files: dict[str | None, Path] = dict(self.owner_token_files.items())
+        if self.token_file is not None:
+            files[None] = self.token_file
+        return files
 
     @model_validator(mode="after")
     def _token_is_not_shown(self) -> Self:
-        if self.token_file is not None and self.ca_file is None and not self.allow_plain:
+        if self.token_files and self.ca_file is None and not self.allow_plain:
             raise ValueError(
                 "token_file would go to the agents in plain text; give ca_file, "
                 "or set allow_plain: true"

@@ -125,10 +125,13 @@ def test_lines_come_whole_and_a_cursor_goes_on_where_they_ended(agent, config, t
 
 
 def test_an_agent_that_refuses_says_why_and_a_tenants_own_is_not_shown_the_token(config, to):
-    own = Target(to.address, {"owner": "ns/team"})
-    for agents, address in ((AgentsConfig(), to), (config, own)):
+    own, file = Target(to.address, {"owner": "ns/team"}), config.token_file
+    others = AgentsConfig(owner_token_files={"ns/other": file}, allow_plain=True)
+    for agents, address in ((AgentsConfig(), to), (config, own), (others, own), (others, to)):
         with pytest.raises(AgentError, match=r"^401: over TCP .* or send `Authorization: Bearer"):
             followed(agents, address, stop)
+    with pytest.raises(Enough):
+        followed(AgentsConfig(owner_token_files={"ns/team": file}, allow_plain=True), own, stop)
 
 
 def test_nobody_listens_there():

@@ -67,6 +67,7 @@ SECTIONS = (
     *("targets: [gpu-1]", "target: []", "metrics_token: true"),
     *("agents: {token_file: /t}", "agents: {token_file: /no/t, allow_plain: true}"),
     *("agents: {ca_file: /no/ca.pem}", "agents: {cert_file: /c}"),
+    "agents: {owner_token_files: {ns/team: /t}}",
     "kubernetes: {taints: true}",
 )
 
