@@ -269,13 +269,24 @@ ACCEPTED_AFTER = 3
 
 
 def earlier(run: RunSummary, runs: Iterable[RunSummary]) -> list[RunSummary]:
-    """Return the last good runs of the same kind that have ended, newest first."""
-    alike = [other for other in runs if _is_alike(other, run)]
-    alike.sort(key=lambda other: -other.first_time)
-    newest = alike[:ACCEPTED_AFTER]
-    if len(newest) == ACCEPTED_AFTER and all(REGRESSED in other.anomalies for other in newest):
-        return newest
-    return [other for other in alike if REGRESSED not in other.anomalies][:MAX_EARLIER]
+    """Return the last good runs of the same kind that have ended, newest first.
+
+    ACCEPTED_AFTER regressed runs in a row are good, and what was before them does not count.
+    """
+    good: list[RunSummary] = []
+    regressed: list[RunSummary] = []
+    for other in sorted(runs, key=lambda other: -other.first_time):
+        if not _is_alike(other, run):
+            continue
+        if REGRESSED not in other.anomalies:
+            good.append(other)
+            regressed.clear()
+            continue
+        regressed.append(other)
+        if len(regressed) == ACCEPTED_AFTER:
+            good += regressed
+            break
+    return good[:MAX_EARLIER]
 
 
 def compared(run: RunSummary, earlier_runs: Sequence[RunSummary]) -> dict[str, Any]:

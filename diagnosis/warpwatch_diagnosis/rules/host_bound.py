@@ -210,9 +210,11 @@ class SyncBoundRule(RankRule):
         if measures.gpu is None:
             return advice(self.kind, "cpu")
         calls = _culprits(measures)
-        line = next((f" ({call.place})" for call in calls if call.place), "")
-        reads = any(call.purpose == "read" for call in calls)
-        return advice(self.kind, "read" if reads else "wait", line=line)
+        # Most trainings read a value now and then.
+        purpose = calls[0].purpose if calls else "wait"
+        places = (call.place for call in calls if call.purpose == purpose)
+        line = next((f" ({place})" for place in places if place), "")
+        return advice(self.kind, purpose, line=line)
 
 
 def _loops(measures: Measures, lost: Intervals) -> Iterator[str]:
@@ -281,17 +283,20 @@ class TransferBoundRule(RankRule):
             yield f"the host waits for copies at {', '.join(lines[:_SHOWN])}"
 
     def advice(self, measures: Measures) -> str:
-        copies = _crossing(measures)
-        slow = any((c.bandwidth_gb_per_s or SLOW_GB_PER_S) < SLOW_GB_PER_S for c in copies)
-        if any(c.memory == "pageable" for c in copies):
+        # Most trainings also copy a few bytes slowly.
+        worst = next(iter(_crossing(measures)), None)
+        if worst is None:
+            return advice(self.kind, "stream")
+        if worst.memory == "pageable":
             return advice(self.kind, "pageable")
+        slow = (worst.bandwidth_gb_per_s or SLOW_GB_PER_S) < SLOW_GB_PER_S
         return advice(self.kind, "bus" if slow else "stream")
 
 
 def _crossing(measures: Measures) -> list[CopyTime]:
     copies = measures.gpu.copy_times if measures.gpu else ()
     crossing = [c for c in copies if c.direction in ("HtoD", "DtoH")]
-    return sorted(crossing, key=lambda c: -c.exposed_us)[:_SHOWN]
+    return sorted(crossing, key=lambda c: (-c.exposed_us, -c.busy_us))[:_SHOWN]
 
 
 def _sentence(copy: CopyTime) -> str:

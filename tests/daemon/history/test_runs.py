@@ -390,6 +390,8 @@ def test_what_three_runs_in_a_row_have_been_is_how_the_job_is_now(node):
     runs = [kept(1), kept(2, 0.6, anomalies=slow), kept(3, 0.62, anomalies=slow)]
     assert said(node, *runs) == [0.5]
     assert said(node, kept(4, 0.61, anomalies=slow)) == [0.61, 0.62, 0.6]
+    # It stays so once a run is not found slow any more.
+    assert said(node, kept(5, 0.63)) == [0.63, 0.61, 0.62, 0.6]
 
 
 def test_steps_of_a_server_are_iterations():

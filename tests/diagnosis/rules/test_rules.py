@@ -239,6 +239,40 @@ def test_a_fault_is_found_from_its_limit_on_and_alone_where_it_is_large(
     golden_case(text + render_text(found))
 
 
+# Most trainings copy a few bytes, and read a value, in each step.
+SMALL_COPY = event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 5, 1.5, 7, bytes=4)
+SMALL_READ = [
+    event("cpu_op", "aten::item", 9990, 9),
+    event("cuda_runtime", "cudaStreamSynchronize", 9991, 2),
+]
+SYNCHRONIZED = [
+    part
+    for at in (0, STEP_US // 2)
+    for part in (
+        kernel(at, 4000, at - 10),
+        event("cuda_runtime", "cudaDeviceSynchronize", at + 20, 3980),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("parts", "small", "advised"),
+    [
+        (copied(3000, 20.0, "Pinned"), [SMALL_COPY], "on a stream of its own"),
+        (SYNCHRONIZED, SMALL_READ, "torch.cuda.synchronize()"),
+    ],
+    ids=["transfer_bound", "sync_bound"],
+)
+def test_advice_is_about_what_takes_long_not_about_what_else_there_is(
+    tmp_path, parts, small, advised
+):
+    alone, beside = (
+        diagnosed(tmp_path, stepped(*some)).findings[0] for some in (parts, [*parts, *small])
+    )
+    assert advised in alone.advice
+    assert beside.advice == alone.advice
+
+
 HEALTHY: dict[str, list[Part]] = {
     "a busy GPU": kernels(50, 200),
     "loading that the GPU does not wait for": [loading(4000), *kernels(50, 200)],
