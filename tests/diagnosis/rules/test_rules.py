@@ -242,7 +242,8 @@ def test_a_fault_is_found_from_its_limit_on_and_alone_where_it_is_large(
 # Most trainings copy a few bytes, and read a value, in each step.
 SMALL_COPY = event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 5, 1.5, 7, bytes=4)
 SMALL_READ = [
-    event("cpu_op", "aten::item", 9990, 9),
+    event("cuda_runtime", "cudaMemcpyAsync", 9990, 1, correlation=10**6),
+    event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 9991, 1, 7, bytes=4, correlation=10**6),
     event("cuda_runtime", "cudaStreamSynchronize", 9991, 2),
 ]
 SYNCHRONIZED = [
