@@ -18,7 +18,7 @@ import msgspec
 
 from warpwatch_telemetry.anomalies import Detected, Severity
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import RankEvent, Record, WorkClass
+from warpwatch_telemetry.records import RankEvent, Record, Serve, WorkClass
 
 # The first steps of a job are not evaluated: they are enough for compilation and the first
 # allocations of a plain loop, and for loaders to fill.
@@ -320,6 +320,29 @@ def deviations(rate_per_s: float, check_s: float, ways: int = 1) -> float:
     return -NormalDist().inv_cdf(chance)
 
 
+# A fault that could not be evaluated for this long (no load, not read, no peers) counts as over.
+STALE_S = 600.0
+
+
+@dataclass(slots=True)
+class Unjudged:
+    """The time in which a fault could not be evaluated. ``since``: NEVER while it can be."""
+
+    since: float = NEVER
+    time: float = NEVER
+
+    def is_stale(self, now: float) -> bool:
+        """Apply a time at which it cannot be evaluated; return whether that has lasted."""
+        # After a longer pause the daemon was away, not the job.
+        if self.since == NEVER or now - self.time >= STALE_S:
+            self.since = now
+        self.time = now
+        return now - self.since >= STALE_S
+
+    def end(self) -> None:
+        self.since = NEVER
+
+
 class StepsDetector(JobsDetector[S]):
     """A detector that evaluates the steps of each job, at limits that follow from the budget.
 
@@ -336,7 +359,9 @@ class StepsDetector(JobsDetector[S]):
     def evaluate(self, job: S, seen: JobStep) -> Results: ...
 
     def observe(self, seen: Any) -> Results:
-        """Evaluate a JobStep; a detector that reads more types handles the others."""
+        """Evaluate a JobStep, or a second of a server, which may be without load."""
+        if isinstance(seen, Serve):
+            return self.end_stale(seen)
         jobs: dict[JobId, Any] = self.state.jobs
         job, over = jobs.get(seen.job_id), False
         if job is None or seen.index <= job.index:
@@ -346,6 +371,14 @@ class StepsDetector(JobsDetector[S]):
         job.index = seen.index
         results = self.evaluate(job, seen)
         return (seen.cleared(), *results) if over else results
+
+    def end_stale(self, seen: JobStep | Serve) -> Results:
+        """End a fault that this, and what came before it, does not let evaluate; learn anew."""
+        job: Any = self.state.jobs.get(seen.job_id)
+        if job is None or not job.on or not job.unjudged.is_stale(seen.time):
+            return ()
+        self.state.jobs[seen.job_id] = self.state_of(index=job.index)
+        return (Cleared(seen.time, seen.job_id),)
 
 
 # --- all detectors ---

@@ -28,9 +28,13 @@ F = TypeVar("F", bound=Detected)
 
 @dataclass(slots=True)
 class LiveRank:
-    """A live rank: its newest step, and the times of its newest RankSeen and Step."""
+    """A live rank: its newest step, and the times of its newest RankSeen and Step.
+
+    serves: whether it is a process of an inference server.
+    """
 
     device: str | None = None
+    serves: bool = False
     world_size: int = 1
     step: int = -1
     seen_time: float = float("-inf")
@@ -61,6 +65,7 @@ class RankDevices:
         else:
             rank.device = record.device or rank.device
             rank.world_size = record.world_size
+            rank.serves = record.kind == "serve"
             rank.seen_time = record.time
         return True
 

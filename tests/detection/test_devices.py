@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from tests.detection.gpus import JOB, Fault, Metrics, Node, key
 from tests.detection.streams import EPOCH_S, alone, detection, opened
@@ -354,17 +355,26 @@ def test_memory_in_use_without_a_rank_is_found_with_least_severity():
     assert [a.id for a in engine.active] == [idle]
 
 
-def test_a_rank_uses_its_gpu_until_it_ends():
+@pytest.mark.parametrize(("kind", "severity"), [("train", "warning"), ("serve", "info")])
+def test_a_rank_uses_its_gpu_until_it_ends(kind, severity):
     node, engine = Node(gpus=1, broken=0), detection()
-    opened(engine, node.seen())
+    opened(engine, [replace(rank, kind=kind) for rank in node.seen()])
     free: Metrics = {key("memory_used_bytes"): 0.0}
     opened(engine, node.readings(700, lambda *_: free, load=0.0, interval_s=5.0))
     (anomaly,) = engine.active
-    assert (anomaly.kind, anomaly.severity) == ("device_idle", "warning")
+    assert (anomaly.kind, anomaly.severity) == ("device_idle", severity)
     assert "rank 0 of llama has 0 %" in anomaly.summary
     engine.feed(End(node.time, JOB, 0))
     opened(engine, node.readings(20, lambda *_: free, load=0.0))
     assert not engine.active
+
+
+def test_a_throttle_of_a_gpu_that_is_not_read_is_over_after_ten_minutes():
+    node, engine = Node(), alone("thermal_throttle")
+    opened(engine, [*node.readings(60), *node.readings(60, throttled("hw_thermal", 1.0))])
+    for seconds, active in ((590, 1), (20, 0)):
+        opened(engine, node.down(seconds, "lost"))
+        assert len(engine.active) == active
 
 
 def test_without_the_counter_the_state_counts():

@@ -200,6 +200,22 @@ def test_summaries_show_iterations_at_equal_work_too():
     assert kinds_of(found) == [("step_regression", None)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "records"),
+    [
+        ("straggler", list(ranks(1.3, summaries=True))),
+        ("step_regression", list(ranks(1.3, summaries=True, count=1200))),
+        ("latency_regression", [seen(), *seconds(300, **HEALTHY), *seconds(60, 300, **SLOW)]),
+    ],
+)
+def test_a_fault_of_a_server_is_over_after_ten_minutes_without_load(kind, records):
+    engine, end = alone(kind), int(records[-1].time - EPOCH_S) + 1
+    assert [one.kind for one in opened(engine, records)] == [kind]
+    for first, count, active in ((0, 595, 1), (595, 10, 0)):
+        assert opened(engine, seconds(count, end + first)) == []
+        assert len(engine.active) == active
+
+
 def test_one_giant_prompt_is_nothing():
     def records() -> Iterator[Record]:
         yield seen()

@@ -13,7 +13,7 @@ from warpwatch_detection.job_steps import JobSteps
 from warpwatch_detection.signals.peers import WorkScaling, compare, stages
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.log import Decoder, encode_line
-from warpwatch_telemetry.records import RankSeen, Step
+from warpwatch_telemetry.records import End, RankSeen, Step
 
 # (step, rank) -> a factor, seconds or tokens.
 Of = Callable[[int, int], float]
@@ -272,6 +272,28 @@ def test_a_job_that_begins_again_has_no_straggler_until_it_is_known_again():
     lived(job, engine, "300; 60 compute 1 0.15 -> straggler 1")
     job.step = 0
     lived(job, engine, "100")
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "fault"),
+    [
+        ("straggler", 300, {"compute": on(1, 0.15)}),
+        ("comm_slow", 1000, {"comm": lambda *_: 0.2}),
+    ],
+)
+def test_what_has_nothing_to_compare_any_more_is_over_after_ten_minutes(kind, steps, fault):
+    job, engine = Job(ranks=2, step_s=0.5, noise=0.02), alone(kind)
+    assert opened(engine, [*job.seen(), *job.steps(steps)]) == []
+    assert [one.kind for one in opened(engine, job.steps(200, **fault))] == [kind]
+    engine.feed(End(job.time, "llama", 1))
+    left = Job(ranks=1, step_s=0.5)
+    left.time, left.step = job.time, job.step
+    for seconds, active in ((590, 1), (20, 0)):
+        until = left.time + seconds
+        while left.time < until:
+            (step,) = left.steps(1)
+            assert opened(engine, [replace(step, phases_s={})]) == []
+        assert len(engine.active) == active
 
 
 def test_steps_that_lack_a_rank_are_judged_without_it():

@@ -18,6 +18,7 @@ from warpwatch_detection.detector import (
     Nearest,
     Results,
     StepsDetector,
+    Unjudged,
     changed,
     job_status,
     rate_per_s,
@@ -33,6 +34,7 @@ from warpwatch_detection.signals.level_shift import (
 )
 from warpwatch_detection.signals.samples import IterationSignal, StepSignal
 from warpwatch_telemetry.anomalies import Detected
+from warpwatch_telemetry.records import Serve
 
 # A shorter rise is a hiccup of the machine.
 LEAST_WINDOW_S = 1.0
@@ -57,6 +59,7 @@ class ShiftJob(Nearest):
     typical_s: float = 0.0
     rise: Rise | None = None
     last_rise: Rise | None = None
+    unjudged: Unjudged = field(default_factory=Unjudged)
 
     @property
     def on(self) -> bool:
@@ -89,7 +92,8 @@ class ShiftDetector(StepsDetector[ShiftJob]):
     def evaluate(self, job: ShiftJob, seen: JobStep) -> Results:
         sample = self.sample(job, seen)
         if sample is None:
-            return ()
+            return self.end_stale(seen)
+        job.unjudged.end()
         least_window = job.signal.window_of(LEAST_WINDOW_S)
         shift = job.shifts.add(sample, self._rate_per_s * job.signal.sample_s, least_window)
         job.reach(job.shifts.nearest, seen.step)
@@ -145,7 +149,7 @@ class StepRegression(ShiftDetector):
 
     kind = "step_regression"
     quantity = "level of the steps"
-    reads = (JobStep, JobIteration)
+    reads = (JobStep, JobIteration, Serve)
 
     def share(self, difference: float) -> float:
         # A limit learned from few values has no bound.

@@ -41,6 +41,7 @@ from warpwatch_detection.signals.rank_levels import (
 )
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.records import Serve
 
 # Ranks are compared from this step on. A longer warm-up of all ranks cancels, and a few more slow
 # steps of one rank do not change the median of a window.
@@ -75,11 +76,13 @@ class Straggler(StepsDetector[JobLevels]):
     kind = "straggler"
     state_version = 2
     state_of = JobLevels
-    reads = (JobStep, JobIteration)
+    reads = (JobStep, JobIteration, Serve)
 
     def evaluate(self, job: JobLevels, seen: JobStep) -> Results:
-        if seen.index < START_STEPS or len(seen.compute_s) < 2:
+        if seen.index < START_STEPS:
             return ()
+        if len(seen.compute_s) < 2:
+            return self.end_stale(seen)
         if not (job.stages or job.groups or len(set(seen.stages.values())) > 1):
             # If all ranks do the same work, they are compared with the same peers as before.
             job.stages = dict(seen.stages)
@@ -90,8 +93,11 @@ class Straggler(StepsDetector[JobLevels]):
         if seen.index == WARMUP_STEPS:
             job.begin_baseline()
         tick_s = job.add(peers.compare(seen, job.scaling, job.groups), seen.duration_s)
-        # If each rank has its own stage, none is compared.
-        return self._end_tick(job, seen, tick_s) if tick_s > 0 and job.ranks else ()
+        if not job.ranks:
+            # Each rank has its own stage, so none is compared.
+            return self.end_stale(seen)
+        job.unjudged.end()
+        return self._end_tick(job, seen, tick_s) if tick_s > 0 else ()
 
     def _end_tick(self, job: JobLevels, seen: JobStep, tick_s: float) -> Results:
         if seen.duration_s > 0:

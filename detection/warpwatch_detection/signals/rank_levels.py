@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from warpwatch_detection.detector import NEVER, Nearest
+from warpwatch_detection.detector import NEVER, Nearest, Unjudged
 from warpwatch_detection.signals.baselines import (
     PEER_FACTOR,
     SIGMA_PER_MAD,
@@ -177,6 +177,7 @@ class JobLevels:
     compute_share: float = 1.0
     noise: float = 0.0
     on: bool = False
+    unjudged: Unjudged = field(default_factory=Unjudged)
 
     @property
     def full(self) -> dict[int, RankLevel]:

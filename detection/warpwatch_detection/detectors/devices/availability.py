@@ -351,7 +351,7 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         self.hold_s = config.after_s
 
     def examine(self, device: IdleDevice, seen: DeviceReading) -> Symptom | None:
-        """Return the symptom. It warns only of a job: a model may wait for requests on purpose."""
+        """Return the symptom. It warns only of trainings: a server may wait for requests."""
         metrics, now = seen.metrics, seen.time
         busy = utilization(metrics)
         if busy is None:
@@ -359,9 +359,10 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         busy = max(busy, self._counted(device, seen))
         used, total = metrics.get(MEMORY_USED), metrics.get(MEMORY_TOTAL)
         share = used / total if used is not None and total else 0.0
-        users = (f"rank {rank} of {job.name}" for job, rank in self._ranks.on(seen.device))
-        who = next(users, "")
-        severity: Severity = "warning" if who else "info"
+        users = list(self._ranks.on(seen.device))
+        who = next((f"rank {rank} of {job.name}" for job, rank in users), "")
+        trains = any(not self._ranks.jobs[job][rank].serves for job, rank in users)
+        severity: Severity = "warning" if trains else "info"
         if not (who or share >= MIN_MEMORY_SHARE) or busy > MAX_UTILIZATION:
             text = "the GPU is busy, or no one uses it"
             return Symptom(0.0, text, 0.0, limit=self.hold_s, severity=severity)

@@ -98,7 +98,7 @@ class ThrottleReason:
     state_share: float = 0.0
 
     def read(self, now: float, total_s: float | None, active: bool | None) -> bool:
-        """Add a reading. Return whether the counter or the state is known."""
+        """Add a reading. Return whether it has the counter or the state."""
         if total_s is not None:
             self.strict = True
             self.counter_share = _share(self.counter, now, total_s)
@@ -107,7 +107,7 @@ class ThrottleReason:
                 self.active_s += min(STANDS_S, max(0.0, now - self.read_time))
             self.read_time = now
             self.state_share = _share(self.states, now, self.active_s)
-        return self.read_time is not None or self.counter.last is not None
+        return total_s is not None or active is not None
 
     def excess(self) -> tuple[float, float, float]:
         """Return excess, share and limit of counter or state, whichever is further above it."""

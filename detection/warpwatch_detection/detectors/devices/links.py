@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detector import NEVER
+from warpwatch_detection.detector import NEVER, STALE_S
 from warpwatch_detection.detectors.devices.watch import (
-    STALE_S,
     CounterGrowth,
     DeviceWatch,
     Hysteresis,

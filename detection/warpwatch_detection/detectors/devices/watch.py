@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from warpwatch_detection.detector import (
     NEVER,
+    STALE_S,
     Cleared,
     Detector,
     DetectorResult,
@@ -170,8 +171,6 @@ class CounterGrowth:
 MAX_DEVICES = 256
 # A lasting symptom is reported again at this interval, with its newest numbers.
 REPEAT_S = 10.0
-# A symptom that could not be evaluated for this long (no load, not read) counts as over.
-STALE_S = 600.0
 # How often devices are checked that may not be read any more.
 CHECK_INTERVAL_S = 1.0
 

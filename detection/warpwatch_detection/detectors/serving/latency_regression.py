@@ -20,6 +20,7 @@ from warpwatch_detection.detector import (
     Detector,
     DetectorStatus,
     Results,
+    Unjudged,
     job_found,
     job_status,
     rate_per_s,
@@ -125,6 +126,7 @@ class ServerLatency:
     recent: RecentTimes = field(default_factory=RecentTimes)
     series: dict[str, LatencySeries] = field(default_factory=dict)
     masked_until: float = 0.0
+    unjudged: Unjudged = field(default_factory=Unjudged)
 
     @property
     def on(self) -> bool:
@@ -156,7 +158,8 @@ class LatencyRegression(Detector):
             job = self.state.jobs[seen.job_id] = ServerLatency()
         job.recent.add(seen)
         if not (seen.inter_token or seen.first_token):
-            return ()
+            return self._end_stale(job, seen)
+        job.unjudged.end()
         captured = self.state.captures.runs_until(seen.job_id, seen.time) is not None
         results = [] if captured or seen.time < job.masked_until else self._second(job, seen)
         job.recent.fade()
@@ -176,6 +179,13 @@ class LatencyRegression(Detector):
             text = f"time between tokens {100 * value:+.1f} % against earlier, for its iterations"
             limit = math.expm1(EFFECTS["inter_token"])
             yield job_status(name, job.on, text, value, limit, baseline=0.0)
+
+    def _end_stale(self, job: ServerLatency, seen: Serve) -> Results:
+        """End a fault of a server that has been without load."""
+        if not job.on or not job.unjudged.is_stale(seen.time):
+            return ()
+        self.state.jobs[seen.job_id] = ServerLatency()
+        return (Cleared(seen.time, seen.job_id),)
 
     def _second(self, job: ServerLatency, seen: Serve) -> list[Detected | Cleared]:
         """Evaluate one second of the process that reports the latencies."""
