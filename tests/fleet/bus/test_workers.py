@@ -24,7 +24,7 @@ from tests.manual_clock import ManualClock
 from warpwatch_daemon.for_fleet.bus import BusAgent, BusReplies, RecordPublisher
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError, BusLinks
-from warpwatch_fleet.bus.fleet import Views, WorkerDetails, WorkerFleet, WorkerView
+from warpwatch_fleet.bus.fleet import SharedSessions, Views, WorkerDetails, WorkerFleet, WorkerView
 from warpwatch_fleet.bus.partition import Partition, target_of
 from warpwatch_fleet.bus.sharing import (
     CERTAIN_S,
@@ -40,6 +40,8 @@ from warpwatch_fleet.kubernetes.conditions import Conditions
 from warpwatch_fleet.targets import Target
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.bus import Bucket, Bus, BusError, StreamMessage, StreamReader, Turns
+from warpwatch_serving.access import Caller
+from warpwatch_serving.answers import HttpError
 from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.alerts import Alert, NotReadyError
 from warpwatch_telemetry.anomalies import Anomaly
@@ -207,6 +209,22 @@ async def test_what_an_agent_says_for_others_is_refused_and_counted(play: Play) 
         "other_owner": 1, "other_partition": 1, "other_node": 1, "bad_subject": 1,
         "unreadable": 1,
     }  # fmt: skip
+
+
+@on_the_bus
+async def test_a_session_is_one_of_all_workers_and_a_users_17th_ends_the_first(play: Play) -> None:
+    first, second = [SharedSessions(await play.worker()) for _ in range(2)]
+    me, they = Caller(1, captures=True), Caller(2)
+    mine, theirs = await first.issue(me), [await first.issue(they) for _ in range(17)]
+    assert [await second.find(key) for key in (mine, *theirs[::16], "")] == [me, None, they, None]
+    assert [await second.end(mine), await first.find(mine)] == [me, None]
+    # One cookie for all: they are one page.
+    assert first.site == second.site == play.server.url
+    play.server.kill()
+    await until(lambda: not first._worker.bus.is_connected, lambda: asyncio.sleep(0))
+    with pytest.raises(HttpError) as refused:
+        await first.find(theirs[16])
+    assert (refused.value.status, refused.value.reason) == (503, "bus_away")
 
 
 REST = dict.fromkeys(range(4, 64), 0.0)
@@ -461,9 +479,9 @@ def test_clocks_are_sent_every_fourth_second_and_never_late():
         asyncio.run(publisher.advance())
     bus.is_away = False
     sent = []
-    for _ in range(6):
+    for pause_s in (1.0, 1.0, 1.0, 0.5, 1.0, 1.0):
         asyncio.run(publisher.advance())
-        clock.advance(1.0)
+        clock.advance(pause_s)
         sent.append(bus.sent[:])
         bus.sent.clear()
     late = [("records", False), ("nodes", False)]
@@ -508,7 +526,9 @@ async def test_an_agent_that_ends_publishes_its_last_lines(play: Play) -> None:
     )
     node = TestNode("gpu-9")
     node.say(seen(0, 1, "first"))
-    agent = BusAgent(play.fabric.config, "gpu-9", "0.3.0", node.stream, Starlette(), AgentMetrics())
+    about = (play.fabric.config, "gpu-9", "0.3.0", node.stream, Starlette(), AgentMetrics())
+    BusAgent(*about).close()
+    agent = BusAgent(*about)
     running = asyncio.create_task(asyncio.to_thread(agent.run))
     await until(lambda: lines, play.agents[0].advance)
     node.say(seen(0, 1, "last"))
