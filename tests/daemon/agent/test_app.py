@@ -12,6 +12,7 @@ from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
 from warpwatch_daemon.config import Config
 from warpwatch_runtime.loading import parse
+from warpwatch_telemetry.alerts import NotReadyError
 from warpwatch_telemetry.captures import CaptureKind, CaptureRequest
 
 Make = Callable[..., Daemon]
@@ -81,6 +82,8 @@ def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_
     ring = RingFile(daemon.folder.ranks, world_size=1)
     with ring.held():
         ring.step()
+        with pytest.raises(NotReadyError):
+            daemon.receive_alerts([], "")
         daemon.pipeline.step()
         assert [rank.job for rank in daemon.state().ranks] == ["train"]
         kinds: tuple[tuple[CaptureKind, bool], ...] = (("stacks", False), ("nsys", True))

@@ -107,8 +107,10 @@ def test_an_nsys_capture_is_complete_without_files(node):
 def test_stacks_are_finished_before_what_they_supersede_which_keeps_what_it_has(node, urgent_first):
     waiting = node.service.request(MANUAL)
     node.deliver(0)
-    node.poll()
+    node.poll(after_s=6)
     stacks = node.service.request(STACKS)
+    # They are silent, but their answers come in time.
+    node.poll(after_s=1)
     deliver_stacks(node)
     node.poll()
     if urgent_first:

@@ -124,10 +124,10 @@ def test_no_capture_lasts_for_ever_whatever_a_ring_says(node):
 
 def test_a_capture_of_all_ranks_is_complete_stored_and_diagnosed(node):
     asked = node.service.request(MANUAL)
-    for event, step, state in (("capture_armed", 3, "armed"), ("capture_started", 2, "recording")):
-        node.answer_all(event, step=step)
+    for name, state in (("armed", "armed"), ("of_tomorrow", "armed"), ("started", "recording")):
+        node.answer_all(f"capture_{name}", step=3)
         node.poll()
-        assert states(node.capture(asked)) == [state, state]
+        assert {(one.state, one.detail) for one in node.capture(asked).ranks} == {(state, "")}
     capture = node.complete(asked)
     assert (capture.outcome, capture.detail, capture.diagnosis_outcome) == ("complete", "", "ok")
     found = [(rank.state, rank.first_step, rank.last_step) for rank in capture.ranks]

@@ -169,6 +169,7 @@ def test_ten_minutes_before_and_five_after_are_kept_however_long_it_goes_on():
         # A gap in the steps is a gap in the times.
         expected = [*range(4290, 4700, 10), *range(4800, 5210, 10)]
         assert [time - NOW for time in series.times] == expected
+    assert context.around(replace(HANG, time=NOW + 9000)).series == ()
     assert {len(one.points) for one in (*context._jobs.values(), *context._ranks.values())} == {100}
 
 
@@ -291,7 +292,7 @@ def test_the_next_daemon_goes_on_with_it_and_its_minutes(tmp_path):
     first.archive.finish()
     second = Node(tmp_path)
     second.archive.restore(NOW + 70)
-    assert second.detection.active == (crash,)
+    assert (second.detection.active, [*second.detection.history]) == ((crash,), [])
     second.archive.observe(step(0, 300, 1.0))
     closed = second.feed(Clock(NOW + 1000))
     assert second.archive.contexts() == first.archive.contexts()
@@ -316,6 +317,7 @@ def test_what_a_restart_ends_keeps_its_minutes(tmp_path):
     second.archive.restore(NOW + 2010)
     second.archive.write()
     assert second.detection.active == ()
+    assert [one.id for one in second.detection.history] == [hung[0].id]
     found, context = second.archive.find(hung[0].id) or (None, None)
     assert found.summary.endswith("judged from the start since the daemon was restarted")
     assert len(context.series) >= 1

@@ -42,11 +42,15 @@ def test_files_that_are_no_rings_are_counted_by_reason(node):
 
 
 def test_an_unfinished_ring_is_waited_for_a_minute_then_refused(node):
-    (node.folder.ranks / "train-r0-0123456789abcdef.new").touch()
+    (unfinished := node.folder.ranks / "train-r0-0123456789abcdef.new").touch()
     node.poll(59)
     assert node.rejects == {}
     node.poll(61.5)
     assert node.rejects == {"unfinished": 1}
+    assert node.source._shared.table._refused.keys() == {unfinished.name}
+    unfinished.unlink()
+    node.poll(63)
+    assert node.source._shared.table._refused == {}
 
 
 @pytest.mark.parametrize("metadata", cases(__file__)["refused"])

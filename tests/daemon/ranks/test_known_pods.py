@@ -55,6 +55,7 @@ def test_a_ring_waits_for_the_kubelet_to_know_its_pod(node, known_pods):
 @pytest.mark.parametrize("pods", [{}, None])
 def test_a_ring_whose_pod_stays_unknown_belongs_to_its_user(node, known_pods, pods):
     known_pods.return_value = pods
+    node.mount(B)  # It has no ring.
     node.ring(A, job="stray")
     for at_s in (16, 40):
         node.poll(at_s)

@@ -152,8 +152,8 @@ def test_series_of_an_ended_rank_stay_five_minutes_and_its_ring_ten(node, restar
         node.poll(later_s)
         assert len(node.states()) == (later_s < 300)
         assert ring.path.exists()
-    node.poll(601)
-    assert not ring.path.exists()
+    node.poll(601, 603)
+    assert (ring.path.exists(), node.source._positions.load()) == (False, {})
 
 
 def test_a_poll_that_hangs_leaves_scrapes_the_states_they_saw_last(node):

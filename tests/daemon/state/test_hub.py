@@ -186,7 +186,8 @@ def test_it_is_the_time_at_the_peak_of_what_a_capture_counted_by_the_time_of_a_s
     # At its peak a GPU would need 0.1 s of the 0.5 s of four steps each.
     trace = {"window_s": 0.5, "steps": 4, "roofline": {"mfu_ratio": 0.2}}
     other = {"window_s": 0.5, "steps": 4, "roofline": {"mfu_ratio": 0.4}}
-    assert ratios(RANK, traces=[trace, other]) == {"shapes": pytest.approx(0.0375 * 4)}
+    new = replace(RANK, rank=1, name="1", steps_per_s=None)
+    assert ratios(RANK, new, traces=[trace, other]) == {"shapes": pytest.approx(0.0375 * 4)}
     # Ranks of another run, without a GPU, or without a step.
     assert ratios(RANK, traces=[trace], run="r2") == {}
     assert ratios(RANK, traces=[{**trace, "roofline": None}, {**other, "steps": 0}]) == {}

@@ -121,13 +121,14 @@ def test_each_shard_gets_its_jobs_and_no_other(node):
     jobs, first = [f"job-{number}" for number in range(20)], node.at
     for job in jobs:
         node.step(1, job=job)
+    node.stream.put([DeviceReading(1000.0, "GPU-1", {})])
     told = []
     for index in range(3):
         node.at = first
-        told.append({line["job"] for line in node.read(index, 3)})
-    assert set().union(*told) == set(jobs)
-    assert sum(map(len, told)) == len(jobs)
-    assert all(told)
+        told.append({line.get("job", "device") for line in node.read(index, 3)})
+    assert set().union(*told) == {*jobs, "device"}
+    assert sum(map(len, told)) == len(jobs) + 3
+    assert set.intersection(*told) == {"device"}
 
 
 def test_a_batch_is_bounded_and_says_that_there_is_more(node):
