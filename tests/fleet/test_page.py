@@ -138,6 +138,8 @@ def test_the_page_is_searched_by_job_owner_and_node(http, fleet, query, counts, 
     shown = (found.state.jobs, found.state.ranks, found.state.sources)
     assert [len(one) for one in shown] == counts
     assert {one.id for one in found.state.anomalies} == set(anomalies)
+    own = (replace(fleet.now.anomalies[0], job=None, node=""),)
+    assert Selection(replace(fleet.now, anomalies=own), PageFilters(**query)).state.anomalies == own
     page = http.get("/", params=query | {"all": "true"}).text
     assert len(re.findall('<li class="(?:up|late|down)">', page)) == counts[2]
     assert ("Nothing matches the search" in page) == (counts[0] == 0)

@@ -151,8 +151,11 @@ def test_rows_of_all_that_the_api_answers_are_golden(golden_case):
     lists = {name: api[f"get /api/v1/{name}"][name] for name in names}
     state = to_state({**lists, "sources": []}, 1.79e9)
     phases = {state.ranks[0].key: {"forward": 0.25, "backward": 0.5, "comm": 0.125}}
+    # Two phases overlapped.
+    phases[state.ranks[3].key] = {"data_wait": 0.75, "comm": 0.5}
     reading = Reading(state, "http://gpu-17:9400", phases)
     lines = [top_screen.headline(state), *map(str, top_screen.finding_lines(state, 3))]
+    lines += map(str, top_screen.finding_lines(State(0.0, "", ""), 3))
     lines += [str(top_screen.capture_text(capture)) for capture in state.captures]
     for wide in (False, True):
         lines += [str(top_screen.device_columns(wide)), str(top_screen.rank_columns(wide))]
@@ -160,7 +163,8 @@ def test_rows_of_all_that_the_api_answers_are_golden(golden_case):
             *top_screen.device_rows(state, wide),
             *top_screen.rank_rows(reading, wide),
         ):
-            cells = (cell if isinstance(cell, str) else f"{cell}|{cell.style}" for cell in row)
+            parts = ((cell, cell.style, *(span.style for span in cell.spans)) for cell in row)
+            cells = ("|".join(map(str, part)) for part in parts)
             lines.append(f"{key}: {'  '.join(cells)}")
     golden_case("".join(f"{line}\n" for line in lines))
 

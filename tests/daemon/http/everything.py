@@ -14,7 +14,7 @@ from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import Attribution, DeviceProcess, Workload
-from warpwatch_telemetry.state import JobState, RankState, Sensitivity, State
+from warpwatch_telemetry.state import Histogram, JobState, RankState, Sensitivity, State
 
 # Steps that were too many and slowed the job down for good; a trace that lacks something, where
 # chance explains what steps take since; no memory for the diagnosis; and a capture that has begun.
@@ -36,8 +36,8 @@ def everything(now: State) -> State:
         ("device_xid_errors_total", ("48",)): 0.0,
     }
     instance = replace(gpus[1].device, gpu_instance="7", profile="1g.10gb")
-    unknown: dict[str, Any] = {"recent_s": (), "steps_per_s": None}
-    unknown |= {"samples_per_s": None, "tokens_per_s": None}
+    unknown: dict[str, Any] = {"recent_s": (), "steps_per_s": None, "durations": Histogram()}
+    unknown |= {"samples_per_s": None, "tokens_per_s": None, "phases_s": {}}
     ranks = (
         replace(
             first,
@@ -46,7 +46,7 @@ def everything(now: State) -> State:
         ),
         replace(second, status="stopped", silent_reason="holds the GIL"),
         replace(second, rank=2, name="2", status="stopped", silent_reason="stopped"),
-        replace(second, rank=3, name="3", recent_s=(), calls_without_step=130, step_clock=""),
+        replace(second, rank=3, name="3", calls_without_step=130, step_clock="", **unknown),
         replace(second, rank=4, name="4", status="died", job="other", owner="uid/1001", **unknown),
     )
     # The name is not Unicode.

@@ -18,6 +18,7 @@ from warpwatch_daemon.cli.capture import describe
 from warpwatch_runtime.quantities import ago, gibibytes, rate, seconds, text
 from warpwatch_serving.page.captures import outcome, price
 from warpwatch_serving.page.charts import ceiling_s, phase_shares, plots, step_chart
+from warpwatch_serving.page.devices import power
 from warpwatch_serving.page.findings import headline
 from warpwatch_serving.page.jobs import RankedJob, cards
 from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
@@ -144,8 +145,10 @@ def test_a_thousand_ranks_and_many_anomalies_stay_one_short_page(client, agent, 
 
 
 def test_jobs_without_ranks_are_a_few_cards_too(agent):
-    many = [RankedJob(agent.now.jobs[0], (), (), "", is_slow=False)] * 20
-    assert len(cards(many)) == 8
+    job, ranks = agent.now.jobs[0], agent.now.ranks[:1]
+    none, five = (RankedJob(job, n * ranks, (), "", is_slow=False) for n in (0, 5))
+    assert len(cards([none] * 20)) == 8
+    assert [len(drawn) for _, drawn in cards([five] * 3)] == [5, 3]
 
 
 def test_the_browser_may_run_exactly_what_the_policy_names(client):
@@ -179,7 +182,7 @@ def test_the_figures_of_the_page_are_the_golden_ones(golden):
         *(price({"before": 0.2, "during": 0.19}), price({"before": 0.2})),
         *map(seconds, (2.5e-5, 0.0012, 0.2124, 1.0, 61.0, 4000.0, None, strange)),
         *(gibibytes(80 * 2**30), rate(194_321.0, "tokens"), text("a\nb\tc" + "d" * 200, 8)),
-        *(ago(100.0, 101.0), ago(0.0, 200_000.0)),
+        *(ago(100.0, 101.0), ago(0.0, 200_000.0), power({("device_power_watts", ()): 0.0})),
     ]
     golden("http/figures.txt", "\n".join(map(repr, found)).encode())
 
@@ -210,7 +213,9 @@ def series(times: list[int], values: list[float | None]) -> ContextSeries:
 
 def test_a_drawing_has_gaps_where_no_step_ended():
     one = series([-50, -40, -30, 20, 30], [1.0, 1.0, 1.0, 2.0, 2.0])
-    (plot,) = plots(replace(STRAGGLER, time=NOW, kind="hang"), AnomalyContext(10.0, (one,)))
+    # Tokens are the job's.
+    mine = replace(one, rank=1, values={"tokens_per_s": (1.0,) * 5})
+    (plot,) = plots(replace(STRAGGLER, time=NOW, kind="hang"), AnomalyContext(10.0, (one, mine)))
     assert [len(line.split()) for line in plot.lines] == [3, 2]
     assert (plot.before, plot.since) == ("1 s", "2 s")
     assert plot.begin_x == pytest.approx(240 * 50 / 90, abs=0.1)

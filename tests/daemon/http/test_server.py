@@ -119,6 +119,8 @@ def test_it_speaks_tls_with_the_certificate_of_the_web_config(serve, certificate
     plain = http_client(f"http://127.0.0.1:{server.address[1]}")
     with plain, pytest.raises(httpx.HTTPError):
         plain.get("/healthz")
+    with local_client(server) as local:
+        assert local.get("/healthz").status_code == 200
 
 
 def test_a_client_certificate_is_demanded_when_configured(serve, certificates):
