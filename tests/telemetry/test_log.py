@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cases import cases
+from warpwatch_telemetry import clean_text
 from warpwatch_telemetry.catalogue import series_key, series_text
 from warpwatch_telemetry.log import Decoder, decode, encode
 from warpwatch_telemetry.records import (
@@ -164,3 +165,4 @@ def test_numbers_of_an_event_that_nothing_can_hold_are_left_out() -> None:
     )
     event = Decoder().decode_line(line)
     assert event == RankEvent(1.0, "a", 0, "memory", {"allocation_retries": 3})
+    assert outcome(clean_text.load, line) == "NaN is not JSON"

@@ -18,7 +18,8 @@ from tests.cases import cases
 from warpwatch_daemon.cli import GROUP, main
 from warpwatch_daemon.cli.capture import run_of
 from warpwatch_daemon.demo.processes import DemoProcesses
-from warpwatch_telemetry.errors import Refused
+from warpwatch_daemon.demo.story import Story
+from warpwatch_telemetry.errors import Refused, WarpwatchError
 
 ROOT = Path(__file__).parents[3]
 CASES = cases(__file__)
@@ -102,10 +103,23 @@ def test_the_demo_leaves_captures_and_nothing_else(captured, tmp_path, monkeypat
     with DemoProcesses("127.0.0.1:0", None) as demo:
         demo.switch.set("slow_rank")
         demo.store.mkdir()
+        demo._ranks.append(demo._start("rank0", ["no_such_module"], {}))
+        demo._ranks[0].wait()
+        with pytest.raises(WarpwatchError, match=r"rank 0 ended with 1: .*named no_such_module"):
+            demo.check_training()
         if captured:
             (demo.store / "capture.json").touch()
     left = [path.relative_to(demo.work) for path in tmp_path.rglob("*") if path.is_file()]
     assert (left, demo.work.exists()) == ([Path("captures/capture.json")] * captured, captured)
+
+
+def test_the_demo_says_verdict_cause_and_first_advice_and_where_the_rest_is():
+    said: list[str] = []
+    processes: Any = SimpleNamespace(api=None, url="http://a")
+    full = {"verdict": "hang", "summary": "a", "findings": [{"advice": "b"}, {"advice": "c"}]}
+    Story(processes, said.append)._verdict({"id": "c", "diagnosis": full, "files": []})
+    report = "report: http://a/api/v1/captures/c/diagnosis.json"
+    assert said == ["verdict: hang: a", "advice: b", report]
 
 
 def leaves(tree: Any) -> int:

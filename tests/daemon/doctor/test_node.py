@@ -115,17 +115,20 @@ def test_the_kubelet_is_asked_for_where_there_is_kubernetes_and_one_that_is_sile
     golden_case("\n".join(line for checks in found for line in doctor.lines(checks)))
 
 
-def test_folders_of_the_daemon_need_rights_and_200_mib(inputs, monkeypatch, golden_case):
+def test_folders_need_rights_and_200_mib_and_shared_memory_8_gib(inputs, monkeypatch, golden_case):
     monkeypatch.setenv("WARPWATCH_DIR", "/no/run")
     monkeypatch.setenv("WARPWATCH_INBOX", "/no/inbox")
     node = inputs(config=Config(store=StoreConfig(url="file:///no/store")))
     text = ""
-    for allowed, free in ((True, 201 << 20), (True, 200 << 20), (False, 1 << 40)):
+    for allowed, mib, shared_mib in ((True, 201, 8192), (True, 200, 8191), (False, 1 << 20, 63)):
         monkeypatch.setattr(os, "access", lambda *_, allowed=allowed: allowed)
-        space = SimpleNamespace(free=free)
+        space = SimpleNamespace(free=mib << 20)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, space=space: space)
         found = [
             one for one in host.agent_checks(node) if one.name[:5] in ("rende", "inbox", "captu")
         ]
+        shared = SimpleNamespace(f_blocks=9 << 10, f_frsize=1 << 20, f_bavail=shared_mib)
+        monkeypatch.setattr(os, "statvfs", lambda _, shared=shared: shared)
+        found += [one for one in host_checks(node) if one.name == "/dev/shm"]
         text += "\n".join(doctor.lines(found)) + "\n"
     golden_case(text.replace(f"uid {os.getuid()}", "uid UID"))
