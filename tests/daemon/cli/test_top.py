@@ -151,8 +151,7 @@ def test_rows_of_all_that_the_api_answers_are_golden(golden_case):
     lists = {name: api[f"get /api/v1/{name}"][name] for name in names}
     state = to_state({**lists, "sources": []}, 1.79e9)
     phases = {state.ranks[0].key: {"forward": 0.25, "backward": 0.5, "comm": 0.125}}
-    # Two phases overlapped.
-    phases[state.ranks[3].key] = {"data_wait": 0.75, "comm": 0.5}
+    phases[state.ranks[3].key] = {"data_wait": 0.75, "comm": 0.5}  # They overlap.
     reading = Reading(state, "http://gpu-17:9400", phases)
     lines = [top_screen.headline(state), *map(str, top_screen.finding_lines(state, 3))]
     lines += map(str, top_screen.finding_lines(State(0.0, "", ""), 3))

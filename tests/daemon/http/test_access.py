@@ -32,7 +32,7 @@ from tests.loop.other_users import OWNER, STRANGER
 from tests.manual_clock import ManualClock
 from warpwatch_daemon import api_client
 from warpwatch_daemon.cli import main, page
-from warpwatch_serving.access import NO_OWNER, SESSION_S, Access, Caller, Keys
+from warpwatch_serving.access import NO_OWNER, SESSION_S, Access, Caller
 from warpwatch_serving.backend import visible
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.connection import Peer, _is_of_this_machine, identify
@@ -152,17 +152,6 @@ def test_a_link_lasts_a_minute_and_a_session_twelve_hours() -> None:
     # Each server of a host has a cookie of its own.
     assert access.cookie != other.cookie
     assert cookie("x", "key", SESSION_S, tls=True).endswith("; Secure")
-
-
-def test_one_user_cannot_end_the_sessions_of_another() -> None:
-    keys, me, they = Keys(60, ManualClock().monotonic, "a node"), Caller(1), Caller(2)
-
-    async def test() -> None:
-        mine, theirs = await keys.issue(me), [await keys.issue(they) for _ in range(17)]
-        assert [await keys.find(key) for key in (mine, *theirs[::16], "")] == [me, None, they, None]
-        assert [await keys.end(mine), await keys.find(mine)] == [me, None]
-
-    asyncio.run(test())
 
 
 def test_after_a_session_its_cookie_opens_nothing(serve):

@@ -213,8 +213,7 @@ def series(times: list[int], values: list[float | None]) -> ContextSeries:
 
 def test_a_drawing_has_gaps_where_no_step_ended():
     one = series([-50, -40, -30, 20, 30], [1.0, 1.0, 1.0, 2.0, 2.0])
-    # Tokens are the job's.
-    mine = replace(one, rank=1, values={"tokens_per_s": (1.0,) * 5})
+    mine = replace(one, rank=1, values={"tokens_per_s": (1.0,) * 5})  # Tokens are the job's.
     (plot,) = plots(replace(STRAGGLER, time=NOW, kind="hang"), AnomalyContext(10.0, (one, mine)))
     assert [len(line.split()) for line in plot.lines] == [3, 2]
     assert (plot.before, plot.since) == ("1 s", "2 s")
