@@ -32,7 +32,7 @@ def test_records_are_lines_at_once(tmp_path, golden):
 
 def test_what_a_killed_daemon_had_already_written_is_not_written_again(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    JsonlWriter(log).write([RECORDS[0], *(Step(11.0 + i, "llama", 0, i, 0.5) for i in range(5))])
+    JsonlWriter(log).write([*(Step(11.0 + i, "llama", 0, i, 0.5) for i in range(5)), RECORDS[0]])
     again: list[Record] = [Step(11.0 + i, "llama", 0, i, 0.5) for i in range(3, 7)]
     other = Step(11.0, "llama", 1, 0, 0.5)
     assert JsonlWriter(log).write([*again, other, Clock(3.0)]) == 4

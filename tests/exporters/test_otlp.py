@@ -162,17 +162,21 @@ def test_headers_are_read_again_and_sent(server: Receiver, tmp_path: Path) -> No
 
 
 def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver) -> None:
-    tree = {"exporters": {"otlp": {"endpoint": server.url}}}
+    both = {"otlp": {"endpoint": server.url}, "webhooks": [{"url": server.url}]}
     metrics = AgentMetrics()
     metrics.counter("http_requests_total").labels(200).inc()
-    config = loading.parse(Config, tree, "the test")
-    own = iter((STATE, replace(STATE, anomalies=(SLOW,))))
+    config = loading.parse(Config, {"exporters": both}, "the test")
+    over = replace(STATE, anomalies=(replace(SLOW, end_time=NOW + 60),))
+    own = iter((STATE, STATE, over, over))
     ways = PushExporters(
         config.exporters, "gpu-17", "warpwatch", "", metrics, lambda: STATE, lambda: next(own)
     )
     for last_words in ways.last_words.values():
         last_words()
-    assert len(logs_in(server)) == 1
+    assert len(logs_in(server)) == 2
+    counted = {one.name[10:]: one.samples for one in metrics.registry.collect()}
+    assert [len(counted[name]) for name in ("otlp_exports", "webhook_messages")] == [6, 4]
+    assert {one.value for one in counted["otlp_exports"]} == {0, 1, 2}
     assert {"warpwatch_http_requests", "warpwatch_device_power_watts"} <= set(metrics_in(server))
     said = ExportMetricsServiceRequest.FromString(server.bodies("/v1/metrics")[-1])
     attributes = said.resource_metrics[0].resource.attributes

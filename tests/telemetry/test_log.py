@@ -24,6 +24,7 @@ from warpwatch_telemetry.records import (
     Step,
 )
 from warpwatch_telemetry.state import LATENCY_BOUNDS_S
+from warpwatch_telemetry.stream import has_newer_fields
 
 CASES = cases(__file__)
 
@@ -166,3 +167,8 @@ def test_numbers_of_an_event_that_nothing_can_hold_are_left_out() -> None:
     event = Decoder().decode_line(line)
     assert event == RankEvent(1.0, "a", 0, "memory", {"allocation_retries": 3})
     assert outcome(clean_text.load, line) == "NaN is not JSON"
+
+
+@pytest.mark.parametrize(("line", "is_newer"), CASES["newer"].items())
+def test_fields_that_only_newer_versions_have_are_told_apart(line: str, is_newer: bool) -> None:
+    assert has_newer_fields(line.encode()) is is_newer

@@ -49,16 +49,20 @@ def test_the_first_lines_of_a_kind_are_written_and_the_others_counted(logged):
     assert lines[19].endswith("refused file-19")
     assert lines[20].endswith("of another kind")
     handler = logger.handlers[0]
-    for later_s in (59.0, 1.0, 0.0):
+    for later_s, count in ((59.0, 21), (1.0, 22), (0.0, 22)):
         clock.advance(later_s)
         handler.report()
-    lines = written.getvalue().splitlines()[21:]
-    assert len(lines) == 1
-    assert lines[0].endswith(
+        lines = written.getvalue().splitlines()
+        assert len(lines) == count
+    assert lines[21].endswith(
         " WARNING warpwatch_daemon.ranks.table: 10980 more lines in 60 s like: refused %s"
     )
     logger.warning("refused %s", "once more")
     assert written.getvalue().endswith("refused once more\n")
+    for length in range(1_100):
+        logger.warning("x" * length)
+    # Each of 1,000 kinds has its 20 lines, and the others have 20 together.
+    assert len(written.getvalue().splitlines()) == 22 + 1000 + 20
 
 
 def test_a_hostile_text_is_part_of_its_one_line_and_cut(logged):
