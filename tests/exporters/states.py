@@ -68,9 +68,10 @@ def full_state() -> State:
     }
     gpus = simulated(2)
     trainer = Workload("ml", "llama-0", "trainer")
+    held = {gpus[0].device.uuid: (trainer,), "GPU-4": (trainer, replace(trainer, pod="llama-1"))}
     slurm_job = SlurmJob("4711", "ann", "vision", "a3")
     attributions = (
-        Attribution("kubelet", TIME - 3, {gpus[0].device.uuid: (trainer,)}),
+        Attribution("kubelet", TIME - 3, held),
         Attribution("slurm", TIME - 4, slurm_jobs={gpus[1].device.uuid: (slurm_job,)}),
         Attribution("cgroup", TIME - 2, processes={77: ProcessOwner("python", "p-1", "c-1")}),
     )
@@ -88,6 +89,7 @@ def full_state() -> State:
             *gpus,
             DeviceSample(lost, TIME, xid, up=False, reason="lost"),
             DeviceSample(instance, TIME, power),
+            DeviceSample(Device("GPU-4", 4, "NVIDIA L4"), TIME, power),
         ),
         host=HostSample(TIME, {("host_memory_total_bytes", ()): 2**40}),
         sources=(SourceHealth("nvml", False, "no driver", 0.0, 3), SourceHealth("host", True)),

@@ -104,9 +104,8 @@ def test_an_anomaly_its_capture_and_their_ends_are_one_trace(server: Receiver, g
     site.advance()
     site.advance(30)
     records = logs_in(server)
-    golden(
-        "exporters/otlp_logs.json", json.dumps([*map(MessageToDict, records)], indent=1).encode()
-    )
+    shown = [*map(MessageToDict, records)]
+    golden("exporters/otlp_logs.json", json.dumps(shown, indent=1).encode())
     assert len({one.trace_id for one in records}) == 1
     assert site.counted == {("metrics", "sent"): 1, ("logs", "sent"): 4}
 
@@ -137,7 +136,6 @@ def test_while_the_collector_is_away_logs_wait_in_a_bounded_queue(server, caplog
 
 def test_a_collector_passes_on_what_it_is_sent(server: Receiver, tmp_path: Path) -> None:
     port = free_port()
-
     with rotel(server.url, port, tmp_path):
         eventually(lambda: is_listening(port), "the collector's start")
         site = Site(f"http://127.0.0.1:{port}")
