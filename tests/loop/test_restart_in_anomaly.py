@@ -104,7 +104,7 @@ def test_a_stall_goes_on_over_a_stopped_daemon_with_its_minutes(node):
     (job,) = [s for s in one["context"]["series"] if s["job"] and s["rank"] is None]
     # The series of both daemons are joined.
     assert job["times"][0] <= found["time"]
-    assert job["times"][-1] + 10 >= ended["end_time"] - 10
+    assert job["times"][-1] >= ended["end_time"] - 40
     assert len(job["values"]["phase_s{phase=data_wait}"]) == len(job["times"])
     # The program has no torch. This is not an interruption, so nothing is captured twice.
     assert [capture["detail"] for capture in captures] == ["rank 0: no_torch"]
