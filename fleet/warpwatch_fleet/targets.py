@@ -129,7 +129,9 @@ def _of_group(path: Path, group: Any) -> Iterator[Target]:
 def _of_name(name: str) -> list[Target]:
     """Return every address of host:port. Raises OSError."""
     host, _, port = name.rpartition(":")
-    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    # A certificate has an IPv6 address without brackets.
+    host = host.strip("[]")
+    found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     addresses = sorted({str(address[0]) for *_, address in found})
     return [
         Target(f"[{one}]:{port}" if ":" in one else f"{one}:{port}", server_name=host)

@@ -103,6 +103,8 @@ def test_every_address_of_a_name_is_a_target_that_is_verified_for_the_name():
     found = targets_of(targets_dns="localhost:9400").read()
     assert found.keys() & {"127.0.0.1:9400", "[::1]:9400"}
     assert {target.server_name for target in found.values()} == {"localhost"}
+    (numeric,) = targets_of(targets_dns="[::1]:9400").read().values()
+    assert (numeric.address, numeric.server_name) == ("[::1]:9400", "::1")
     missing = targets_of(targets_dns="no-such-host.invalid:9400")
     assert missing.read() == {}
     assert missing.failing[0].startswith("no-such-host.invalid:9400: ")
