@@ -42,7 +42,7 @@ def language_model(model: Any) -> Iterator[float]:
         if number % 10 == 0:
             estimate_loss()
         for _ in range(4):
-            loss = model(x, y)[1] / 4
+            loss = model(x, targets=y)[1] / 4
             x, y = get_batch()
             scaler.scale(loss).backward()
         scaler.unscale_(optimizer)

@@ -226,6 +226,7 @@ def test_a_recording_may_take_twice_its_steps(step_s: float, steps: int, limit_s
     assert said.said == []
     clock.advance(0.2)
     session.expire()
+    session.disarm("cancelled after its answer")
     why = f"interrupted: the recording took longer than {limit_s:.0f} s"
     assert said.said == [("capture_failed", why)]
 

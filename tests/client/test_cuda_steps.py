@@ -278,6 +278,9 @@ def test_a_gpu_is_not_used_before_the_helper_has_settled_what_ran_without() -> N
     clock.settle(helping=True)
     assert used == [False]
     assert clock.totals[0] == 2
+    clock.log = [END, 3, (0, 0, 0, None)]
+    assert clock.use_gpu(SimulatedCuda())
+    assert clock.totals[0] == 3
 
 
 def test_a_caught_oom_is_reported_once(ring: RingWriter, passing: ManualClock) -> None:

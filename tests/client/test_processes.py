@@ -107,6 +107,17 @@ def test_a_ring_is_whole_readable_and_locked_by_its_process(folder: Folder) -> N
             assert rendezvous.lock_holder(file.fileno()) is None
 
 
+def test_a_daemon_of_root_is_trusted_and_one_of_another_user_is_not(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "SYSTEM_DIR", str(folder.path))
+    for uid in (os.geteuid(), 4242):
+        found = rendezvous.find_daemon({}, uid)
+        assert (found is not None) == (os.geteuid() in (0, uid))
+        if found is not None:
+            found.close()
+
+
 def test_two_ranks_are_two_rings(folder: Folder) -> None:
     """Intervals that make no sense are as if they were not given."""
     about = {"WORLD_SIZE": "2", "WARPWATCH_JOB": "demo"}

@@ -18,6 +18,7 @@ from tests.waiting import DEADLINE_S
 from warpwatch import faults
 from warpwatch.captures.control import Captures
 from warpwatch.helper_thread import HelperThread
+from warpwatch.hooks.hook_state import TURN_STEPS, ClockChoice
 from warpwatch.monitor import Monitor
 from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS, create
 from warpwatch.steps import StepClock
@@ -246,6 +247,21 @@ def test_a_stronger_clock_drops_a_weaker_ones_step_and_keeps_the_lead(watched):
     watched.release("lightning")
     assert watched.lead("dataloader")
     assert watched.clock.steps == 0
+
+
+def test_an_optimizer_at_the_address_of_a_deleted_one_is_new(watched):
+    class Optimizer:
+        pass
+
+    choice, first, second = ClockChoice(), Optimizer(), Optimizer()
+    address = id(second)
+    for _ in range(2):
+        for is_new in (True, False):
+            watched.clock.steps += TURN_STEPS
+            assert choice.takes_over(second, first, watched.clock) == is_new
+        del second
+        second = Optimizer()
+        assert id(second) == address
 
 
 def test_a_failed_step_is_not_counted_and_its_exception_passes(watched):

@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.client.servers.ends import BOOTSTRAP, WAITS, ended
 from tests.client.servers.engine_config import config
 from warpwatch.hooks import vllm
 from warpwatch.hooks.serving import ServerProcess
+
+CASES = cases(__file__)
 
 BEGINS = """
 import os, sys
@@ -147,24 +150,12 @@ def test_a_version_that_does_not_fit_is_left_alone_and_named_in_the_status(folde
 
 
 @pytest.mark.parametrize(
-    ("parallel", "rank", "worker", "scheduler", "front_end"),
-    [
-        ({}, 0, (0, 1, {}), 1, 1),
-        (
-            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "world_size": 4,
-             "data_parallel_size": 2, "data_parallel_index": 1,
-             "distributed_executor_backend": "mp"},
-            3,
-            (7, 8, {"data": [1, 2], "tensor": [1, 2], "pipeline": [1, 2]}),
-            9,
-            10,
-        ),
-    ],
-)  # fmt: skip
+    ("parallel", "rank", "worker", "scheduler", "front_end"), CASES["places"].values()
+)
 def test_each_process_of_an_engine_has_a_number(parallel, rank, worker, scheduler, front_end):
     said: Any = config(**parallel)
     place = vllm.worker_place(said, rank, 0)
-    assert (place["rank"], place["world_size"], place["parallel"]) == worker
+    assert [place["rank"], place["world_size"], place["parallel"]] == worker
     assert vllm.other_place(said)["rank"] == scheduler
     assert vllm.other_place(said, 0)["rank"] == front_end
 
@@ -178,15 +169,7 @@ def test_the_entry_points_are_found_only_in_the_folder_of_run():
     assert "warpwatch = warpwatch.hooks.vllm:install" in names
 
 
-@pytest.mark.parametrize(
-    ("environ", "starts"),
-    [
-        ({}, [True, False]),
-        ({"WARPWATCH": "0"}, [False, False]),
-        ({"WARPWATCH_HOOKS": "optimizer,vllm"}, [True, False]),
-        ({"WARPWATCH_HOOKS": "optimizer"}, [False, False]),
-    ],
-)
+@pytest.mark.parametrize(("environ", "starts"), CASES["starts"].values(), ids=CASES["starts"])
 def test_the_hooks_of_a_server_start_once_unless_they_are_off(monkeypatch, environ, starts):
     for name in ("WARPWATCH", "WARPWATCH_HOOKS"):
         monkeypatch.delenv(name, raising=False)

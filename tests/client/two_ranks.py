@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import all_reduce
 from torch.distributed._functional_collectives import all_reduce as functional_all_reduce
-from torch.distributed._functional_collectives import traceable_collective_remaps
+from torch.distributed._functional_collectives import traceable_collective_remaps, wait_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.waiting import eventually
@@ -196,7 +196,7 @@ def compiled() -> None:
     def reduced(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
         dist.all_reduce(y)
-        return y + 1
+        return wait_tensor(tensor=y) + 1
 
     def gathered(x: torch.Tensor) -> torch.Tensor:
         y = torch.empty(2 * len(x))
