@@ -249,7 +249,7 @@ def time_of(line: str) -> float:
     return int(header[2]) / 1e6 if header else 0.0
 
 
-def read_all(path: Path = PATH) -> list[str]:
+def read_all(path: Path = PATH, read: Callable[[int, int], bytes] = os.read) -> list[str]:
     """Return all records that the log holds now. Raises OSError if it may not be read."""
     log = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     chunks = []
@@ -257,7 +257,7 @@ def read_all(path: Path = PATH) -> list[str]:
         for _ in range(_MAX_READS):
             # Records were overwritten before they were read.
             with contextlib.suppress(BrokenPipeError):
-                chunks.append(os.read(log, READ_BYTES))
+                chunks.append(read(log, READ_BYTES))
                 if not chunks[-1]:
                     break
     except BlockingIOError:

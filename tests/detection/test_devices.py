@@ -287,6 +287,15 @@ def test_errors_are_counted_together_while_the_last_one_is_held():
     assert values == [1.0, 2.0, 1.0, 1.0]
 
 
+def test_nvlink_errors_are_counted_together_until_ten_minutes_without_one():
+    detector = DETECTORS["nvlink_error"](DetectionConfig(), AnomaliesConfig(), RankDevices())
+    count, values = key("nvlink_errors_total", "replay"), []
+    for at, total in ((0, 0), (1, 1), (600, 2), (1200, 2), (1210, 3)):
+        seen = DeviceReading(EPOCH_S + at, "GPU-0", {count: float(total)})
+        values += [found.value for found in detector.observe(seen)]
+    assert values == [1.0, 2.0, 0.0, 1.0]
+
+
 # --- healthy devices ---
 
 

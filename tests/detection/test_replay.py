@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from tests.detection.streams import EPOCH_S, Job, kinds_of, slow_rank
 from warpwatch_daemon.cli.replay import LogReader, read_lines
 from warpwatch_detection.replay import LogReplay
@@ -62,18 +63,6 @@ def test_faults_one_after_the_other_are_found_once_each_and_told_at_their_worst(
     assert (straggler.worst.step, straggler.worst.value) == (539, straggler.value)
 
 
-@pytest.mark.parametrize(
-    ("log", "expected"),
-    [
-        # Minutes of training on a busy machine.
-        ("healthy", []),
-        # One rank raised, and the others lost it.
-        ("exception", [("crash", 1)]),
-        # vLLM 0.32.0 with a tiny model on two busy cores: idle time, decoding, long prompts and
-        # rare requests, then 24 requests at once with 20 blocks of KV cache.
-        ("vllm_phases", []),
-        ("vllm_thrash", [("kv_thrash", None)]),
-    ],
-)
+@pytest.mark.parametrize(("log", "expected"), cases(__file__)["recorded"].items())
 def test_nothing_else_is_found_in_recorded_logs(log, expected):
-    assert found(f"{log}.jsonl.gz") == expected
+    assert found(f"{log}.jsonl.gz") == [tuple(one) for one in expected]

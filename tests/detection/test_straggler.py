@@ -144,12 +144,8 @@ def test_a_stage_that_gets_slower_as_a_whole_is_no_straggler_where_stages_are_kn
 
 def copies(ranks: int, of: int = 0) -> list[RankSeen]:
     """Ranks that each have the whole model, or every second one if ``of`` is half of the ranks."""
-    return [
-        RankSeen(
-            EPOCH_S, "llama", rank, ranks, parallel={"data": (rank % (of or ranks), of or ranks)}
-        )
-        for rank in range(ranks)
-    ]
+    places = ({"data": (rank % (of or ranks), of or ranks)} for rank in range(ranks))
+    return [RankSeen(EPOCH_S, "llama", n, ranks, parallel=at) for n, at in enumerate(places)]
 
 
 @pytest.mark.parametrize("ranks", [3, 8, 64])

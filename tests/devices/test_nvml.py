@@ -118,6 +118,7 @@ def test_three_gpus_fail_in_three_ways_and_the_others_keep_their_rate(source):
     }
     # The lost one still tells its XID.
     assert nvml.values(3)["xid_errors_total{xid=79}"] == 1
+    assert nvml.ledger.values(uuid(3))["device_xid_errors_total", ("79",)] == 1
     assert source.health.up
     nvml.driver.clear()
     nvml.loops.join()
@@ -207,7 +208,12 @@ def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source)
     nvml.loops.run("nvml", *(f"nvml-{gpu}" for gpu in range(8)))
     assert nvml.up() == ALL
     nvml.driver.set(driver_gone=1)
+    nvml.loops.run("nvml-0")
+    before = nvml.calls(gpu=0)
+    nvml.advance(60)
+    # It is not asked before NVML is initialised again.
     nvml.loops.run("nvml-0", "nvml", "nvml-watchdog")
+    assert nvml.calls(gpu=0) == before
     assert set(nvml.reasons(*ALL)) == {"driver"}
     assert source.health.reason.endswith("Driver Not Loaded")
     assert source.health.errors > 0

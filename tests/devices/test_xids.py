@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -191,6 +192,12 @@ def begin() -> Iterator[Callable[[Path], Node]]:
     yield begin
     for node in nodes:
         node.source.close()
+
+
+def test_records_that_were_overwritten_while_the_log_is_read_are_left_out(tmp_path):
+    (tmp_path / "kmsg").touch()
+    read = Mock(side_effect=[b"1\n", BrokenPipeError, b"2\n3\n", BlockingIOError])
+    assert xids.read_all(tmp_path / "kmsg", read) == ["1", "2", "3"]
 
 
 LOADED = "4,9,5140900124,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  575.57.08\n"

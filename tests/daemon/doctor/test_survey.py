@@ -118,7 +118,9 @@ def test_mig_instances_are_listed_and_their_absence_too(driver, inputs):
 
 def test_a_library_that_crashes_costs_the_child_alone(tmp_path, inputs, monkeypatch):
     source = tmp_path / "crash.c"
-    source.write_text("int nvmlInitWithFlags(unsigned f) { (void)f; __builtin_trap(); }\n")
+    # It crashes after more milliseconds than the survey waits for seconds.
+    body = "{ (void)f; usleep(500000); __builtin_trap(); }"
+    source.write_text(f"#include <unistd.h>\nint nvmlInitWithFlags(unsigned f) {body}\n")
     monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", str(compiled(source, tmp_path)))
     monkeypatch.setattr(survey_module, "_EXIT_TIMEOUT_S", DEADLINE_S)
     survey = survey_module.survey(DEADLINE_S)
