@@ -28,7 +28,13 @@ from warpwatch_capturing.confinement import (
     cpu_limit_s,
     run,
 )
-from warpwatch_devices.memory_groups import group_headroom, host_headroom, memory_groups
+from warpwatch_devices.memory_groups import (
+    CGROUP,
+    PROC,
+    group_headroom,
+    host_headroom,
+    memory_groups,
+)
 from warpwatch_diagnosis.trace.files import REDUCTION, TraceError, reduction_name
 from warpwatch_runtime import files
 from warpwatch_telemetry.captures import CaptureRequest
@@ -119,10 +125,11 @@ def _outcome(ended: Ended) -> str:
     return UNREADABLE + text if ended.status == EXIT_UNREADABLE else text
 
 
-def memory_left() -> int:
+def memory_left(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     """Return the bytes that a diagnosis may use: the container's rest, half of the host's."""
-    groups = [room for room in map(group_headroom, memory_groups("self")) if room is not None]
-    host = host_headroom()
+    folders = memory_groups("self", proc, cgroup)
+    groups = [room for room in map(group_headroom, folders) if room is not None]
+    host = host_headroom(proc)
     left = [MAX_MEMORY_BYTES, *(room.available - RESERVE_BYTES for room in groups)]
     left += [] if host is None else [host.available // 2]
     return max(0, min(left))

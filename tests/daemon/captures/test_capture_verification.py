@@ -199,6 +199,18 @@ def test_without_memory_there_is_no_diagnosis(tmp_path, monkeypatch):
         assert child.diagnose("trace", tmp_path, files, {}, run=read_here) == outcome
 
 
+@pytest.mark.parametrize(("host_gib", "group_gib", "left_mib"), [(6, 8, 3072), (20, 3, 2016)])
+def test_a_diagnosis_gets_half_of_the_host_or_the_rest_of_its_group(
+    tmp_path, host_gib, group_gib, left_mib
+):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/\n")
+    (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {host_gib << 20} kB\n")
+    (tmp_path / "memory.max").write_text(f"{group_gib << 30}")
+    (tmp_path / "memory.current").write_text(f"{1 << 30}")
+    assert child.memory_left(tmp_path, tmp_path) == left_mib << 20
+
+
 def test_a_diagnosis_that_is_killed_for_memory_keeps_nothing_and_is_said(tmp_path):
     (tmp_path / "diagnosis.json").write_text("before")
 
@@ -264,6 +276,10 @@ def test_root_becomes_a_user_that_no_other_process_has(attack):
     assert int(real) >= 1_900_000_000
     assert others == [real] * 5
     assert groups == "[]"
+    needs_more = "from warpwatch_capturing import confinement\n"
+    needs_more += "confinement._NEEDED_CAPABILITIES |= 1 << 62\n"
+    attack.write_text(f"{needs_more}{_BEGIN}print(os.getuid() == uid)")
+    assert run("attack", []) == Ended(0, ("True",))
 
 
 def test_who_needs_too_much_memory_time_or_output_is_ended(attack):
