@@ -67,7 +67,7 @@ SHARES = (0.48, 0.31, 0.14, 0.25, 0.40, 0.22, 0.35, 0.05)
 EXCHANGES = ("all_to_all", "all_to_all", "all_reduce") * 2
 
 
-def recommender(rank: int, turns: bool, on_gpu: bool, annotated: bool) -> TraceFile:
+def recommender(rank: int, turns: bool, on_gpu: bool, annotated: bool, part: float) -> TraceFile:
     """One step of 60 ms: work before each exchange, for whose last rank the others wait.
 
     An all-to-all on the GPU has only the kernel of its sends and receives in the trace.
@@ -77,7 +77,7 @@ def recommender(rank: int, turns: bool, on_gpu: bool, annotated: bool) -> TraceF
     trace.annotation("ProfilerStep#12", 0, 60_000)
     for number, name in enumerate(EXCHANGES):
         begin, end = 10_000 * number, 10_000 * (number + 1)
-        at = end - 10_000 * SHARES[(rank + number * turns) % 8]
+        at = end - 10_000 * part * SHARES[(rank + number * turns) % 8]
         if on_gpu:
             trace.kernel(begin, at - begin, begin, name="gemm")
             kernel = "AllReduce_RING_LL_Sum_float" if name == "all_reduce" else "SendRecv_RING"
@@ -92,8 +92,10 @@ def recommender(rank: int, turns: bool, on_gpu: bool, annotated: bool) -> TraceF
     return trace
 
 
-def recommenders(on_gpu: bool, annotated: bool, turns: bool = False) -> list[TraceFile]:
-    return [recommender(rank, turns, on_gpu, annotated) for rank in range(8)]
+def recommenders(
+    on_gpu: bool, annotated: bool, turns: bool = False, part: float = 1.0
+) -> list[TraceFile]:
+    return [recommender(rank, turns, on_gpu, annotated, part) for rank in range(8)]
 
 
 def slower(trace: TraceFile, factor: float) -> TraceFile:
@@ -206,7 +208,8 @@ def stage(number: int, of: int, waits_us: int, on_gpu: bool, **place: object) ->
         [kernel(waits_us, STEP_US - waits_us, 0), kernel(0, waits_us, -20, name)]
         if on_gpu
         else [
-            operator(waits_us, STEP_US - waits_us),
+            loading(200, at=waits_us),
+            operator(waits_us + 200, STEP_US - waits_us - 200),
             event("user_annotation", "gloo:recv", 0, waits_us, tid=99),
         ]
     )
@@ -286,6 +289,7 @@ CAPTURES: dict[str, dict[str, Case]] = {
         "ranks hardly wait for a missing one":
             case(*(cpu_rank(k, waiting_us=500, world=2) for k in (0, 1)), missing={2: "gone"}),
         "ranks that are last by turns on the CPU": case(*recommenders(False, True, turns=True)),
+        "the last one for 9.4 % of the step": case(*recommenders(False, False, part=0.36)),
         "a rank that is hardly slower": case(*WAITS_LESS),
         "a baseline that is of no use":
             case(cpu_rank(0), baseline=[stepped(operator(0, 9000), steps=1)]),
@@ -313,6 +317,7 @@ CAPTURES: dict[str, dict[str, Case]] = {
         "the last one to every collective of one step": case(*recommenders(True, True)),
         "the last one to every collective without annotations": case(*recommenders(True, False)),
         "the last one to every collective on the CPU": case(*recommenders(False, False)),
+        "the last one for 10.4 % of the step": case(*recommenders(False, False, part=0.4)),
         "a slower rank": case(*WAITS),
         "a slower rank that the anomaly named": case(*WAITS, anomaly=STRAGGLER),
         "a slower rank where the anomaly named another": case(*WAITS, anomaly=OF_RANK_0),

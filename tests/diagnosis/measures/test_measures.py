@@ -37,6 +37,8 @@ def test_what_is_measured_of_a_timeline_is_that_of_its_golden_file(name, golden_
         **trace_json(measures),
         "work": plain(measures.operators.work),
         "timeline": plain(measures.timeline),
+        "savings": plain(measures.savings),
+        "lines": {part: plain(found) for part, found in measures.lines.items()},
     }
     if gpu := measures.gpu:
         document |= {"collectives": plain(gpu.collectives), "gaps": plain(gpu.idle_time.worst)}

@@ -132,6 +132,18 @@ def test_a_large_capture_makes_no_huge_report(tmp_path: Path) -> None:
     assert "6 more ranks are not shown." in page
 
 
+def test_the_longest_of_many_steps_are_drawn_and_the_one_with_most_waiting(tmp_path: Path) -> None:
+    ranks = [cpu_rank(k, host_us=1000, waiting_us=1000, steps=26) for k in range(2)]
+    for trace in ranks:
+        waits = [one for one in trace.events if one["name"] == "gloo:all_reduce"]
+        del waits[6]
+        for shorter in (*trace.events[:2], *waits):
+            shorter["dur"] -= 500
+    page = render_html(diagnosed(tmp_path, *ranks))
+    assert re.findall(r">Step (\d+) ·", page) == [str(number) for number in range(5, 29)]
+    assert "Step 9 on every rank" in page
+
+
 def test_only_the_rank_of_the_first_finding_is_marked(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, *(cpu_rank(k, loading_us=6000 - 2000 * k) for k in range(2)))
     first = found.findings[0]

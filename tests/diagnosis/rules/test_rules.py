@@ -98,7 +98,9 @@ def copied(us: float, gb_per_s: float, memory: str = "Pageable") -> list[Part]:
 # By kind of the only finding where most is lost: the lost µs of each step -> its parts.
 FAULTS: dict[str, dict[str, Callable[[float], list[Part]]]] = {
     "data_loading": {
-        "idle time under the loader": lambda us: gpu(loading(us), free_us=us + 60),
+        "idle time under the loader": lambda us: gpu(
+            loading(us), kernel(0, us / 4, -5), free_us=us + 60
+        ),
         "waiting for workers": lambda us: filled(us, loading(us, kind=WORKERS)),
         "loading by the process itself": lambda us: filled(us, loading(us)),
         # The training thread waits for what a thread of the loader does.
