@@ -247,6 +247,8 @@ def test_a_stronger_clock_drops_a_weaker_ones_step_and_keeps_the_lead(watched):
     watched.release("lightning")
     assert watched.lead("dataloader")
     assert watched.clock.steps == 0
+    take_step(watched)
+    assert (watched.step_clock, watched.clock.steps) == ("step()", 1)
 
 
 def test_an_optimizer_at_the_address_of_a_deleted_one_is_new(watched):

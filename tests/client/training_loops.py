@@ -430,6 +430,18 @@ def train_model(net: Any) -> None:
         optimizer.zero_grad()
 
 
+def a_part_that_is_called_alone_later() -> None:
+    net = Model()
+    train_model(net)
+    optimizer = sgd(net.inner)
+    for _ in range(30):
+        loss = net.inner(torch.ones(4, 8)).square().mean()
+        spend()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def a_class_that_is_pickled_by_its_content() -> list[list[Any]]:
     """As cloudpickle does: what its method refers to."""
     train_model(Model())

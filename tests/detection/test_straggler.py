@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec.structs import replace
 
+from tests.cases import cases
 from tests.detection.streams import EPOCH_S, Job, alone, detection, fed, kinds_of, lived, on, opened
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.job_steps import JobSteps
@@ -149,18 +150,7 @@ def copies(ranks: int, of: int = 0) -> list[RankSeen]:
 
 
 @pytest.mark.parametrize("ranks", [3, 8, 64])
-@pytest.mark.parametrize(
-    ("factor", "begin", "known", "severity"),
-    [
-        (1.2, 0, True, "warning"),
-        (1.3, 1, True, "warning"),
-        (1.3, 1, False, "info"),
-        (1.3, 30, True, "warning"),
-        (1.3, 100, True, "warning"),
-        # It was as fast as the others: that is not more work.
-        (1.3, 100, False, "warning"),
-    ],
-)
+@pytest.mark.parametrize(("factor", "begin", "known", "severity"), cases(__file__)["early"])
 def test_a_rank_that_is_slow_before_anything_is_known_is_found_within_30_steps(
     ranks, factor, begin, known, severity
 ):
