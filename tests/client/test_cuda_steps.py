@@ -11,7 +11,7 @@ from tests.client.daemon_side import written
 from tests.client.simulated_cuda import SimulatedCuda, SimulatedStream
 from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
-from warpwatch import protocol
+from warpwatch import faults, protocol
 from warpwatch.monitor import Monitor
 from warpwatch.protocol import ABSENT
 from warpwatch.ring import RingWriter, StepRow
@@ -138,12 +138,13 @@ def test_no_event_leaks_over_many_steps_of_every_sort() -> None:
 
 def test_a_graph_capture_is_left_alone() -> None:
     training = Training()
-    training.step()
-    training.cuda.graph_capture = True
+    training.step(2)
+    training.cuda.graph_capture, before = True, faults.count()
     training.step(run=False)
     training.cuda.graph_capture = False
     training.step(3)
-    assert training.gpu_ms == [None, None, None, 100]
+    assert training.gpu_ms == [None, 100, None, None, 100]
+    assert faults.count() == before
 
 
 def test_a_gpu_that_never_answers_costs_a_bounded_memory() -> None:

@@ -14,7 +14,7 @@ from warpwatch_detection.engine import Detection
 from warpwatch_detection.ranks import RankDevices
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.records import DeviceReading, End, Record
+from warpwatch_telemetry.records import DeviceReading, End, RankSeen, Record
 
 HOLD_S = Config().anomalies.hold_s
 
@@ -368,6 +368,7 @@ def test_memory_in_use_without_a_rank_is_found_with_least_severity():
 def test_a_rank_uses_its_gpu_until_it_ends(kind, severity):
     node, engine = Node(gpus=1, broken=0), detection()
     opened(engine, [replace(rank, kind=kind) for rank in node.seen()])
+    engine.feed(RankSeen(node.time, JOB, 0, 1, kind=kind))
     free: Metrics = {key("memory_used_bytes"): 0.0}
     opened(engine, node.readings(700, lambda *_: free, load=0.0, interval_s=5.0))
     (anomaly,) = engine.active

@@ -335,7 +335,9 @@ def test_servers_are_compared_at_equal_work_and_by_latency():
     assert busier.step_ratio == pytest.approx(1.0)
     assert busier.differs == ()
     assert compare(before, served(0.01, 32, 900)).step_ratio is None
-    assert RunFigures(before, after).fields(1)["works"].keys() == before.works.keys()
+    continued = RunFigures(before, after).fields(1)
+    assert continued["works"].keys() == before.works.keys()
+    assert continued["latencies"]["first_token"][0] == 2400
 
 
 def kept(number: int, step_s: float = 0.5, **changes: Any) -> RunSummary:
