@@ -21,7 +21,6 @@ from warpwatch_diagnosis.memory_growth import diagnose_memory
 from warpwatch_diagnosis.trace.reader import read_trace
 
 pytestmark = pytest.mark.torch
-
 LEAKS = cases(__file__)["leaks"]
 
 # How a program profiles itself.

@@ -87,6 +87,7 @@ CAPTURES: dict[str, tuple[TraceFile, dict[str, Any], str]] = {
     },
     "batches of prompts between decoding": (marked(*BATCHES), {}, "prefill_interference"),
     "preempted requests": (marked(*PREEMPTING * 3, gap=100), {}, "kv_thrash"),
+    "one preemption": (marked(PREEMPTING[1], *PREEMPTING[:1] * 5, gap=100), {}, "healthy"),
     "a prompt beside decoding": (ONE_PROMPT, {}, "healthy"),
     "the anomaly names kv_thrash that no mark shows": (
         ONE_PROMPT, {"anomaly": RequestingAnomaly("kv_thrash")}, "kv_thrash",
