@@ -242,7 +242,7 @@ def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(node, s3, capsys):
     assert (capture.outcome, capture.baseline_id) == ("partial", well.id)
     capture = node.sent(capture)
     local = json.loads(Path(str(capture.folder), "diagnosis.json").read_text())
-    assert "rank 0 since step 7" in json.dumps(local)
+    assert "straggler of rank 0 since step 7" in json.dumps(local)
     assert diagnosis(str(capture.remote)) == local
     # A baseline that the user names is the only one.
     own = str(Path(str(capture.folder), "rank0.pt.trace.json.gz"))
