@@ -70,8 +70,11 @@ class RegularCaptures:
             if capture.request.trigger in REGULAR_TRIGGERS:
                 taken.setdefault(capture.request.job_id, []).append(capture)
         for job in jobs.values():
-            if now >= self._not_before.get(job.id, 0.0) and is_healthy(job, active):
-                of_job = [capture for name in set(job.names) for capture in taken.get(name, ())]
+            of_job = [capture for name in set(job.names) for capture in taken.get(name, ())]
+            # After a restart the last try is only in the store.
+            is_tried = any(0 <= now - capture.time < PAUSE_S for capture in of_job)
+            is_paused = is_tried or now < self._not_before.get(job.id, 0.0)
+            if not is_paused and is_healthy(job, active):
                 self._advance(job, of_job, now)
 
     def _advance(self, job: RegularJob, taken: Sequence[Capture], now: float) -> None:

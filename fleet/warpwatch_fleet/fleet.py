@@ -65,6 +65,7 @@ UPLOAD_INTERVAL_S = 1.0
 FINISH_INTERVAL_S = 5.0
 # How long the end waits for what is on its way.
 STOP_TIMEOUT_S = 5.0
+_NO_RELOAD = "SIGHUP ignored: a fleet does not reload its configuration; restart it for a new one"
 
 
 class _FleetHttp(HttpConfig):
@@ -161,6 +162,8 @@ class Fleet:
         self._start_loops()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.server.stop())
+        # By default the signal with which a daemon reloads would end the fleet without a word.
+        signal.signal(signal.SIGHUP, lambda *_: logger.warning(_NO_RELOAD))
         if not self.server.trouble:
             logger.info("listening on %s:%d", *self.server.address)
         self._bind_locally()

@@ -92,8 +92,9 @@ class Requests:
     def _connection(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
         import http.client
 
-        # Without brackets, the end of an IPv6 address would be taken for the port.
-        name = f"[{host}]" if ":" in host else host
+        # Without brackets, the end of an IPv6 address would be taken for a port that is missing.
+        # With a port, http.client before Python 3.13 does not take the brackets off.
+        name = f"[{host}]" if ":" in host and port is None else host
         if self._socket_path is not None:
             connection = http.client.HTTPConnection("localhost")
             connection.sock = connect(self._socket_path, self._timeout_s)

@@ -45,8 +45,9 @@ _UNKNOWN_ON_SOCKET = (
 )
 _NEEDS_LOGIN = (
     "over TCP this needs a session or the token: open the link that `warpwatch page` prints on the "
-    "node, or send `Authorization: Bearer …` (--token-file FILE); commands on the node need "
-    "neither without --url and WARPWATCH_URL"
+    "node, of a fleet `warpwatch page --fleet` where it runs, or send `Authorization: Bearer …` "
+    "(--token-file FILE); commands for the daemon of their node need neither without --url and "
+    "WARPWATCH_URL"
 )
 _FOREIGN_ORIGIN = (
     "a session changes something only from its own page: the header Origin has another address"

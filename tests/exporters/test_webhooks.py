@@ -159,9 +159,10 @@ def test_an_answer_that_is_cut_short_is_an_error() -> None:
         Requests().send("GET", url)
 
 
-def test_an_ipv6_address_without_a_port_has_that_of_its_scheme() -> None:
-    connection = Requests()._connection("http", "::1", None)
-    assert (connection.host, connection.port) == ("::1", 80)
+@pytest.mark.parametrize(("given", "port"), [(None, 80), (9400, 9400)])
+def test_an_ipv6_address_has_the_port_that_is_given_or_that_of_its_scheme(given, port) -> None:
+    connection = Requests()._connection("http", "::1", given)
+    assert (connection.host, connection.port) == ("::1", port)
 
 
 def test_nothing_is_loaded_or_counted_where_nothing_is_configured(golden):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, TRAIN
-from tests.fleet.capturing import PlayedFleet
+from tests.fleet.capturing import PlayedFleet, Records
 from warpwatch import protocol
 from warpwatch_capturing.regular import RegularCaptures
 from warpwatch_detection.anomalies.register import Change
@@ -196,7 +196,9 @@ def test_the_record_of_a_capture_waits_ten_minutes_for_the_nodes_uploads(fleet):
 # --- schedules ---
 
 
-def taken(fleet: PlayedFleet, after_s: float, times: int = 1) -> list[Capture]:
+def taken(
+    fleet: PlayedFleet, after_s: float, times: int = 1, records: Records = lambda name: True
+) -> list[Capture]:
     fleet.advance(after_s)
 
     async def poll(captures: FleetCaptures) -> None:
@@ -207,7 +209,7 @@ def taken(fleet: PlayedFleet, after_s: float, times: int = 1) -> list[Capture]:
             await captures.idle()
             fleet.advance(1.5)
 
-    return list(fleet.run(poll).shown())
+    return list(fleet.run(poll, records=records).shown())
 
 
 def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(fleet):
@@ -227,6 +229,12 @@ def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(
     fleet.agents[1].stream.put_anomaly(sick)
     fleet.hear()
     assert [one.id for one in taken(fleet, 3600.0)] == [capture.id]
+
+
+def test_a_restart_does_not_repeat_a_failed_capture_of_a_schedule_early(fleet):
+    for after_s, count in ((3600, 1), (590, 1), (20, 2)):
+        outcomes = [one.outcome for one in taken(fleet, after_s, records=lambda _: "no_space")]
+        assert outcomes == ["failed"] * count
 
 
 def test_ranks_are_chosen_by_name_and_of_as_many_nodes_as_there_are():

@@ -1,5 +1,6 @@
 """`warpwatch fleet` as a command: its mistakes, and the process over an agent of this one."""
 
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -63,6 +64,9 @@ def test_a_fleet_shows_its_agents_and_speaks_of_them_to_its_cluster(tmp_path, st
         try:
             with http_client(f"http://127.0.0.1:{port}", headers=TOKEN) as http:
                 assert poll(lambda: sources(http, up=True), "an agent is followed") == [NODE]
+                # What makes a daemon reload does not end a fleet.
+                fleet.send_signal(signal.SIGHUP)
+                assert "warpwatch page --fleet --base http://127.0.0.1:" in http.get("/login").text
                 check_answers(http)
                 check_cluster(stand_in, injection)
                 server.stop()

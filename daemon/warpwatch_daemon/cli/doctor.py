@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import io
 import json
 import os
@@ -38,6 +40,7 @@ GROUPS: dict[str, Group] = {
 _MARKS = {OK: "ok  ", BAD: "BAD ", NOTE: "note"}
 _NAME_WIDTH = 16
 _NARROWEST, _WIDEST = 60, 120
+_MAX_PATIENCE_S = 3600.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     command_line.add_json(command)
     command.add_argument(
         "--patience",
-        type=float,
+        type=_patience,
         default=survey.DEFAULT_PATIENCE_S,
         metavar="SECONDS",
         help="how long a call of the driver may take before it is stuck (default %(default)g)",
@@ -78,6 +81,14 @@ def main(argv: Sequence[str]) -> int:
         say(f"warpwatch {__version__}\n")
         say("\n".join(lines(checks, width)))
     return 1 if any(check.ok is False for check in checks) else 0
+
+
+def _patience(text: str) -> float:
+    """Return the seconds. Raises ArgumentTypeError: without patience every driver would hang."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) <= _MAX_PATIENCE_S:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most {_MAX_PATIENCE_S:g}")
 
 
 def examine(inputs: CheckInputs) -> list[Check]:

@@ -34,10 +34,15 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     )
     command_line.add_json(command)
     arguments = command.parse_args(argv)
+    if arguments.base and not arguments.base.startswith(("http://", "https://")):
+        raise UsageError(f"--base {arguments.base!r} is not an http:// or https:// address")
     link = _client(arguments, environ).post("/api/v1/sessions", {})
-    base = arguments.base or arguments.url or link["url"]
+    # --url and WARPWATCH_URL are the daemon's.
+    url = None if arguments.fleet else arguments.url
+    base = arguments.base or url or link["url"]
     if not base:
-        raise WarpwatchError("http.listen is not served, see the log; or name --base URL")
+        key = "fleet.listen" if arguments.fleet else "http.listen"
+        raise WarpwatchError(f"{key} is not served, see the log; or name --base URL")
     url = base.rstrip("/") + link["path"]
     say(json.dumps({"url": url, "seconds": link["seconds"]}) if arguments.json else url)
     has_screen = any(environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -223,6 +223,7 @@ class Login:
             style=STYLE.read_text(),
             message=f'<p class="lost" role="alert">{message}</p>' if message else "",
             base=escape(base[:200]),
+            options=" --fleet" if section == "fleet" else "",
             token=_TOKEN_FORM if token_file else _NO_TOKEN.format(section),
         )
         all_headers = {"Content-Security-Policy": policy(), **(headers or {})}

@@ -39,7 +39,7 @@ from warpwatch_serving.connection import Peer, _is_of_this_machine, identify
 from warpwatch_serving.page.endpoint import cookie
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.captures import Decision
-from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.errors import UsageError, WarpwatchError
 from warpwatch_telemetry.state import Sensitivity
 
 ASK = {"job": "llama-7b"}
@@ -239,6 +239,18 @@ def test_page_prints_a_link_for_a_forwarded_port(client, url, monkeypatch, capsy
     monkeypatch.setattr("webbrowser.open", opened.append)
     assert page.main([], environ | {"DISPLAY": ":0"}) == 0
     assert opened == [capsys.readouterr().out.strip()]
+
+
+def test_the_link_of_a_fleet_is_never_at_the_address_of_a_daemon(
+    shared_server, client, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "run-fleet-api").symlink_to(f"{os.environ['WARPWATCH_DIR']}-api")
+    environ = {"WARPWATCH_DIR": str(tmp_path / "run")}
+    assert page.main(["--fleet", "--url", "http://gpu-1:9400"], environ) == 0
+    assert capsys.readouterr().out.startswith(f"{shared_server.url}login?key=")
+    monkeypatch.setattr(shared_server.app.state, "url", "")
+    with pytest.raises(WarpwatchError, match=r"fleet\.listen is not served"):
+        page.main(["--fleet"], environ)
 
 
 def test_who_may_do_what_is_the_golden_table(serve, token_file, tmp_path, report, agent, golden):
