@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -18,6 +18,7 @@ from warpwatch_capturing.participant import Board, LiveJob, Participant, find_jo
 from warpwatch_capturing.policy import Known, NoLimits, Plan, Refusals, plan
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.session import CaptureSession
+from warpwatch_runtime.quantities import plural
 from warpwatch_telemetry.captures import (
     STEP_KINDS,
     Capture,
@@ -118,17 +119,8 @@ class CaptureService:
                 raise
             capture = self._started(session, at)
         self._hurry(True)
-        logger.info(
-            "capture %s: %s of %s, %d ranks, %s steps from %s, expected to cost %s s (%s)",
-            capture.id,
-            capture.request.kind,
-            capture.request.job,
-            len(capture.ranks),
-            capture.steps,
-            capture.start_step,
-            "?" if capture.expected_cost_s is None else f"{capture.expected_cost_s:.1f}",
-            request.reason or request.trigger,
-        )
+        about = ", ".join(_about(capture))
+        logger.info("capture %s: %s (%s)", capture.id, about, request.reason or request.trigger)
         return capture
 
     def prepare(self, request: CaptureRequest) -> Prepared:
@@ -342,3 +334,13 @@ def _supersedes(request: CaptureRequest, session: CaptureSession) -> bool:
 
 def _is_of_job(session: CaptureSession, request: CaptureRequest) -> bool:
     return session.capture.request.job_id == request.job_id
+
+
+def _about(capture: Capture) -> Iterator[str]:
+    """Yield what is known at the start. A fleet's capture has no start step yet, stacks none."""
+    yield f"{capture.request.kind} of {capture.request.job}"
+    yield plural(len(capture.ranks), "rank")
+    if capture.start_step is not None:
+        yield f"{capture.steps} steps from {capture.start_step}"
+    if capture.expected_cost_s is not None:
+        yield f"expected to cost {capture.expected_cost_s:.1f} s"

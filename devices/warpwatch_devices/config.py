@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from warpwatch_telemetry.sections import (
     WHOLE,
@@ -78,6 +78,14 @@ class SourcesConfig(Section):
     dcgm_exporter: DcgmExporterConfig = DcgmExporterConfig()
 
 
+# YAML reads a plain off as false.
+_Origin = Annotated[
+    str,
+    BeforeValidator(lambda value: "off" if value is False else value),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"const": False}]}),
+]
+
+
 class AttributionConfig(Section):
     """The origins of attributions.
 
@@ -86,6 +94,6 @@ class AttributionConfig(Section):
     for each device UUID that holds its job ids.
     """
 
-    kubelet_socket: str = "auto"
-    pod_logs: str = "auto"
-    slurm: str = "auto"
+    kubelet_socket: _Origin = "auto"
+    pod_logs: _Origin = "auto"
+    slurm: _Origin = "auto"

@@ -31,15 +31,22 @@ from warpwatch_telemetry.state import State
 class StateCollector(Collector):
     """A collector for ``registry.register``; each scrape calls ``get_state``."""
 
-    def __init__(self, get_state: Callable[[], State], profile: Profile = "full") -> None:
+    def __init__(
+        self,
+        get_state: Callable[[], State],
+        profile: Profile = "full",
+        *,
+        inline_workloads: bool = False,
+    ) -> None:
         self._get_state = get_state
         self._profile = profile
+        self._inline_workloads = inline_workloads
 
     def collect(self) -> Iterator[MetricFamily]:
         """Yield the families that have samples, in the catalogue's order."""
         state = self._get_state()
         families = {name: family_of(CATALOGUE[name]) for name in names_of(self._profile)}
-        for group in series_of(state):
+        for group in series_of(state, inline_workloads=self._inline_workloads):
             for key, value in group.values.items():
                 labels = labels_of(group, key)
                 family = families.get(key[0])

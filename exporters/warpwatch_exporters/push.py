@@ -121,7 +121,8 @@ def _otlp(
     counter = metrics.counter("otlp_exports_total")
     for signal, result in itertools.product(("metrics", "logs"), otlp.RESULTS):
         counter.labels(signal, result)
-    of_state = StateCollector(exported, config.prometheus.profile)
+    inline = config.prometheus.workload_labels == "inline"
+    of_state = StateCollector(exported, config.prometheus.profile, inline_workloads=inline)
     about = {"service.name": service, "service.version": exported().version}
     return otlp.OtlpExporter(
         config.otlp,

@@ -176,7 +176,9 @@ class Bus:
 
     async def close(self) -> None:
         if self._client is not None and not self._client.is_closed:
-            await self._client.close()
+            # The last messages do not go out if the server has just gone away.
+            with contextlib.suppress(OSError):
+                await self._client.close()
 
     # --- the stream ---
 

@@ -19,6 +19,8 @@ _LISTEN = re.compile(
 def _listen(value: str) -> str:
     if not _LISTEN.fullmatch(value):
         raise ValueError("an address and a port are needed, such as 127.0.0.1:9400")
+    if int(value.rpartition(":")[2]) > 65535:
+        raise ValueError("a port is at most 65535")
     return value
 
 

@@ -208,8 +208,6 @@ class Server:
 def listen_on(listen: str, key: str) -> socket.socket:
     """Listen on a TCP address. Raises UsageError, caused by an OSError, that names the key."""
     host, _, port = listen.rpartition(":")
-    if int(port) > 65535:
-        raise UsageError(f"{key} {listen!r}: a port is at most 65535")
     name = host.strip("[]") or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
     try:
         found = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from tests.exporters.receiver import Receiver
-from tests.exporters.states import CAPTURE, NOW, SLOW, rank, simulated, state_of
+from tests.exporters.states import CAPTURE, NOW, SLOW, full_state, rank, simulated, state_of
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually, is_listening
 from warpwatch_daemon.config import Config
@@ -160,14 +160,16 @@ def test_headers_are_read_again_and_sent(server: Receiver, tmp_path: Path) -> No
 
 
 def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver) -> None:
+    inline = {"workload_labels": "inline"}
     both = {"otlp": {"endpoint": server.url}, "webhooks": [{"url": server.url}]}
+    held = replace(full_state(), version=STATE.version)
     metrics = AgentMetrics()
     metrics.counter("http_requests_total").labels(200).inc()
-    config = loading.parse(Config, {"exporters": both}, "the test")
+    config = loading.parse(Config, {"exporters": both | {"prometheus": inline}}, "the test")
     over = replace(STATE, anomalies=(replace(SLOW, end_time=NOW + 60),))
     own = iter((STATE, STATE, over, over))
     ways = PushExporters(
-        config.exporters, "gpu-17", "warpwatch", "", metrics, lambda: STATE, lambda: next(own)
+        config.exporters, "gpu-17", "warpwatch", "", metrics, lambda: held, lambda: next(own)
     )
     for last_words in ways.last_words.values():
         last_words()
@@ -175,7 +177,10 @@ def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver)
     counted = {one.name[10:]: one.samples for one in metrics.registry.collect()}
     assert [len(counted[name]) for name in ("otlp_exports", "webhook_messages")] == [6, 4]
     assert {one.value for one in counted["otlp_exports"]} == {0, 1, 2}
-    assert {"warpwatch_http_requests", "warpwatch_device_power_watts"} <= set(metrics_in(server))
+    assert "warpwatch_http_requests" in metrics_in(server)
+    points = metrics_in(server)["warpwatch_device_power_watts"].gauge.data_points
+    labels = {one.key: one.value.string_value for one in points[0].attributes}
+    assert (labels["namespace"], labels["pod"]) == ("ml", "llama-0")
     said = ExportMetricsServiceRequest.FromString(server.bodies("/v1/metrics")[-1])
     attributes = said.resource_metrics[0].resource.attributes
     resource = {one.key: one.value.string_value for one in attributes}

@@ -137,6 +137,9 @@ def test_the_schema_takes_what_the_daemon_takes_and_refuses_what_it_refuses(sche
     validator = jsonschema.Draft202012Validator(schema)
     assert validator.is_valid(loading.as_tree(Config()))
     assert validator.is_valid({"store": {"max_bytes": "1.5GiB", "max_age": "2h"}})
+    off = yaml.safe_load("attribution: {slurm: off}")
+    assert validator.is_valid(off)
+    assert loading.parse(Config, off, "the test").attribution.slurm == "off"
     refused = [yaml.safe_load(text) for text, _ in CASES["by_schema"]]
     assert [validator.is_valid(tree) for tree in refused] == [False] * 5
 

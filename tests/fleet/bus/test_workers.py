@@ -163,6 +163,17 @@ async def test_a_worker_gets_its_share_and_gives_it_back_at_its_end(play: Play) 
 
 
 @on_the_bus
+async def test_a_worker_that_ends_while_the_bus_is_away_hands_nothing_over(play: Play) -> None:
+    worker = await play.worker()
+    await until(lambda: not worker.missing, lambda: play.round(worker))
+    play.server.kill()
+    await until(lambda: not worker.bus.is_connected, lambda: asyncio.sleep(0))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(worker, "_give", pytest.fail)
+        await worker.close()
+
+
+@on_the_bus
 async def test_a_slow_partition_delays_no_other_and_is_greeted_for(play: Play) -> None:
     slow, is_read = 7, asyncio.Event()
 
