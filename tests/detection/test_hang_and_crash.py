@@ -130,6 +130,14 @@ def test_the_only_rank_that_is_behind_its_peers_is_named():
     assert kinds_of(opened(engine, [*ahead, Clock(job.time + 60)])) == [("hang", 2)]
 
 
+def test_a_crash_that_a_restart_of_the_daemon_finds_is_not_dated_by_the_start_of_its_rank():
+    job, engine = running(ranks=1)
+    opened(engine, [event(job, 0, "died")])
+    restart(engine)
+    (found,) = opened(engine, [RankSeen(job.time - 9, "llama", 0, 1)])
+    assert (found.kind, found.time) == ("crash", job.time)
+
+
 def test_a_restarted_job_is_no_second_crash_and_closes_its_hang():
     job, engine = running(ranks=4)
     silent_until(engine, job.time + 9)

@@ -160,9 +160,7 @@ def test_an_answer_that_is_cut_short_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("given", "port"), [(None, 80), (9400, 9400)])
-def test_an_ipv6_address_has_the_given_port_or_that_of_its_scheme(
-    given: int | None, port: int
-) -> None:
+def test_an_ipv6_address_keeps_its_port(given: int | None, port: int) -> None:
     connection = Requests()._connection("http", "::1", given)
     assert (connection.host, connection.port) == ("::1", port)
 

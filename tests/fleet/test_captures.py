@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, TRAIN
-from tests.fleet.capturing import PlayedFleet, Records
+from tests.fleet.capturing import PlayedFleet
 from warpwatch import protocol
 from warpwatch_capturing.regular import RegularCaptures
 from warpwatch_detection.anomalies.register import Change
@@ -196,9 +196,7 @@ def test_the_record_of_a_capture_waits_ten_minutes_for_the_nodes_uploads(fleet):
 # --- schedules ---
 
 
-def taken(
-    fleet: PlayedFleet, after_s: float, times: int = 1, records: Records = lambda name: True
-) -> list[Capture]:
+def taken(fleet: PlayedFleet, after_s: float, times: int = 1, **options: Any) -> list[Capture]:
     fleet.advance(after_s)
 
     async def poll(captures: FleetCaptures) -> None:
@@ -209,7 +207,7 @@ def taken(
             await captures.idle()
             fleet.advance(1.5)
 
-    return list(fleet.run(poll, records=records).shown())
+    return list(fleet.run(poll, **options).shown())
 
 
 def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(fleet):

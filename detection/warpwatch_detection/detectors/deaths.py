@@ -176,8 +176,10 @@ class DeathDetector(Detector):
         if job is None or seen.rank in job.gone:
             left: set[int] = set()
             if job is not None:
-                # The rank replaces one that is gone, so the job has been restarted.
-                found = self._conclude(seen.job_id, job, seen.time) if job.undecided else ()
+                # The rank replaces one that is gone, so the job has been restarted. After a restart
+                # of the daemon it can be the one that is gone, which began before it died.
+                at = max([seen.time, *job.died.values(), *job.lost_peer.values()])
+                found = self._conclude(seen.job_id, job, at) if job.undecided else ()
                 left = job.alive | job.left
             job = self.state.jobs[seen.job_id] = JobDeaths(left=left)
             self._schedule()
