@@ -37,7 +37,7 @@ def test_the_daemon_takes_every_file_and_variable(helm4: Path, name: str, tmp_pa
 
 def test_what_is_written_arrives(helm4, tmp_path, capsys):
     config = loaded(chart.scenario(helm4, "config-values.yaml"), tmp_path)
-    assert (config.http.listen, config.sources.host.interval_s) == (":9401", 5)
+    assert (config.http.listen, config.sources.host.interval_s) == (":9410", 5)
     assert (config.triggers.captures_per_hour, config.triggers.recipes["hang"]) == (2, None)
     assert config.store.max_bytes == 20 * 2**30
     file = tmp_path / "warpwatch.yaml"

@@ -114,6 +114,11 @@ timeoutSeconds: 5
 {{- end }}
 
 {{- define "warpwatch.check.access" -}}
+{{- range $name, $port := dict "port" .Values.port "fleet.port" (ternary .Values.fleet.port 0 .Values.fleet.enabled) -}}
+{{- if eq (int $port) (int $.Values.probePort) -}}
+{{- fail (printf "%s and probePort are both %v; one process cannot listen on it twice" $name $port) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.token.existingSecret .Values.token.create -}}
 {{- fail "token.existingSecret and token.create exclude each other" -}}
 {{- end -}}
