@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from warpwatch import rendezvous
-from warpwatch_runtime.http_requests import RequestError, Requests, connect
+from warpwatch_runtime.http_requests import RequestError, Requests, connect, read_secret
 from warpwatch_telemetry import clean_text
 from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
 
@@ -206,6 +206,9 @@ def _read_token(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise UsageError(f"--token-file {path}: {error.strerror}") from error
+        token = read_secret(path)
+    except RequestError as error:
+        raise UsageError(f"--token-file {error}") from error
+    if not (token.isascii() and token.isprintable()):
+        raise UsageError(f"--token-file {path}: a token is one line of ASCII text")
+    return token
