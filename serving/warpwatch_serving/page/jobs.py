@@ -312,8 +312,9 @@ def _load(ranks: Sequence[RankState]) -> list[str]:
         return ["idle"]
     running = sum(engine.running or 0 for engine in engines)
     waiting = sum(engine.waiting or 0 for engine in engines)
-    usage = max((engine.kv_usage or 0.0 for engine in engines), default=0.0)
-    return [f"{running} running", f"{waiting} waiting", f"KV cache {percent(usage)} used"]
+    usages = [engine.kv_usage for engine in engines if engine.kv_usage is not None]
+    cache = [f"KV cache {percent(max(usages))} used"] if usages else []
+    return [f"{running} running", f"{waiting} waiting", *cache]
 
 
 def server_notes(ranks: Sequence[RankState]) -> list[str]:

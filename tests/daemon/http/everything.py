@@ -22,7 +22,7 @@ _PARTS = msgspec.json.decode(Path(__file__).with_name("everything.json").read_by
 _CAPTURES = msgspec.convert(_PARTS["captures"], tuple[Capture, ...])
 _SENSITIVITIES = msgspec.convert(_PARTS["sensitivities"], tuple[Sensitivity, ...])
 _DECISIONS = msgspec.convert(_PARTS["decisions"], tuple[Decision, ...])
-# Replicas of an inference server: one with requests, one without a scheduler, and an idle one.
+# Replicas of an inference server: one with requests, one of its own kind, and an idle one.
 _SERVERS = msgspec.convert(_PARTS["servers"], tuple[JobState, ...])
 _PROCESSES = msgspec.convert(_PARTS["processes"], tuple[RankState, ...])
 
