@@ -32,7 +32,7 @@ def main(
 
     0: healthy, 1: a problem or inconclusive, 2: usage, unusable input or output.
     """
-    arguments = _parser(prog).parse_args(argv)
+    arguments = _parser(prog).parse_intermixed_args(argv)
     read = [*arguments.trace, *arguments.baseline]
     try:
         page = arguments.html

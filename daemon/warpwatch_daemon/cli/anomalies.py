@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     command.add_argument("resolve", nargs="*", metavar="resolve ID", help="the anomaly to end")
     parsing.add_daemon(command)
     command_line.add_json(command)
-    arguments = command.parse_args(argv)
+    arguments = command.parse_intermixed_args(argv)
     if arguments.resolve and (len(arguments.resolve) != 2 or arguments.resolve[0] != "resolve"):
         command.error("expected nothing, or: resolve ID")
     api = parsing.api(arguments)

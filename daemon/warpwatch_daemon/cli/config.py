@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     command.add_argument("file", nargs="?", type=Path)
     command.add_argument("--all", action="store_true", help="with show: the built-in recipes too")
     command_line.add_json(command)
-    arguments = command.parse_args(argv)
+    arguments = command.parse_intermixed_args(argv)
     if arguments.action == "check":
         return _check(arguments.file, arguments.json)
     if arguments.action == "schema":

@@ -25,7 +25,7 @@ MIN_CHANGE = 0.005
 
 def main(argv: Sequence[str]) -> int:
     command = _parser()
-    arguments = command.parse_args(argv)
+    arguments = command.parse_intermixed_args(argv)
     if arguments.compare and (len(arguments.compare) != 3 or arguments.compare[0] != "compare"):
         command.error("expected nothing, or: compare BEFORE AFTER")
     answer = parsing.api(arguments).get("/api/v1/runs")
