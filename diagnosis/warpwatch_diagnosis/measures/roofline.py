@@ -84,8 +84,8 @@ _TENSOR_KERNELS = {
 
 
 def peaks_of(device_name: str | None) -> Peaks | None:
-    """Return the peaks of a device, or None if it is not in the table."""
-    if device_name is None:
+    """Return the peaks of a device, or None if it is not in the table or a part of a GPU."""
+    if device_name is None or " MIG " in device_name:
         return None
     name = device_name.replace("-", " ")
     return next((p for pattern, p in _DEVICES if re.search(pattern, name, re.IGNORECASE)), None)

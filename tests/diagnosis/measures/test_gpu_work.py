@@ -45,8 +45,11 @@ def test_a_devices_name_finds_its_data_sheet(row):
     assert "data sheet" in peaks.source or "brief" in peaks.source
 
 
-@pytest.mark.parametrize("device", [None, "AMD Radeon Graphics", "NVIDIA A1000", "GeForce GTX 1"])
-def test_an_unknown_device_has_no_peaks(device):
+MIG = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+
+
+@pytest.mark.parametrize("device", [None, "AMD Radeon", "NVIDIA A1000", "GeForce GTX 1", MIG])
+def test_an_unknown_device_and_a_part_of_one_have_no_peaks(device):
     assert peaks_of(device) is None
 
 
