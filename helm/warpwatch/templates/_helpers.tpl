@@ -128,6 +128,9 @@ timeoutSeconds: 5
 {{- if and .Values.tls.clientAuth (not .Values.tls.existingSecret) -}}
 {{- fail "tls.clientAuth needs tls.existingSecret" -}}
 {{- end -}}
+{{- if and ((.Values.config).http).metrics_token (not (include "warpwatch.tokenSecretName" .)) -}}
+{{- fail "config.http.metrics_token needs token.create or token.existingSecret" -}}
+{{- end -}}
 {{- range $name := list "podMonitor" "serviceMonitor" -}}
 {{- $monitor := get $.Values $name -}}
 {{- if and $.Values.tls.clientAuth $monitor.enabled (not $monitor.tlsConfig) -}}
