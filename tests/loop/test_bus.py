@@ -15,6 +15,7 @@ from tests.loop.cluster import TOKEN, LoopCluster, loop_cluster
 from tests.loop.node import poll
 from tests.loop.over_nodes import capture_of, captured_straggler, only_anomaly, trained
 from tests.loop.trainings import ON_A_BUSY_MACHINE
+from tests.waiting import DEADLINE_S
 from warpwatch_daemon.demo.processes import free_port
 
 pytestmark = [pytest.mark.bus, pytest.mark.torch]
@@ -67,10 +68,11 @@ def test_two_workers_find_and_capture_a_straggler_and_a_hang(cluster, second):
 
 def test_a_session_is_valid_on_all_workers_until_it_ends_on_one(cluster, second):
     pages = [f"http://127.0.0.1:{port}" for port in (cluster.port, second)]
-    poll(lambda: httpx.get(f"{pages[1]}/readyz").is_success, cluster.log)
+    poll(lambda: httpx.get(f"{pages[1]}/readyz", timeout=DEADLINE_S).is_success, cluster.log)
 
     def request(page: str, method: str, path: str, **more: Any) -> httpx.Response:
-        return httpx.request(method, page + path, headers={"Origin": page}, **more)
+        more |= {"headers": {"Origin": page}, "timeout": DEADLINE_S}
+        return httpx.request(method, page + path, **more)
 
     def valid(cookies: httpx.Cookies) -> list[bool]:
         return [request(one, "GET", "/api/v1/jobs", cookies=cookies).is_success for one in pages]

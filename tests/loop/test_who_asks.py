@@ -44,7 +44,7 @@ def api_socket(node: LoopNode) -> Path:
 
 def session(node: LoopNode, uid: int) -> str:
     _, text = request(uid, api_socket(node), "/api/v1/sessions", {})
-    answer = httpx.get(node.url + json.loads(text)["path"])
+    answer = httpx.get(node.url + json.loads(text)["path"], timeout=DEADLINE_S)
     return answer.headers["set-cookie"].partition(";")[0]
 
 
@@ -133,7 +133,10 @@ def test_a_daemon_lives_without_its_port_and_takes_it_when_it_is_free(open_path)
             assert node.metric("warpwatch_http_up") == 0
             required = node.start("required", [*DAEMON, str(node.config), "--require-http"], {})
             assert required.wait(DEADLINE_S) in (2, 3)
-        poll(lambda: httpx.get(f"{node.url}/healthz").status_code == 200, "it has its port")
+        poll(
+            lambda: httpx.get(f"{node.url}/healthz", timeout=DEADLINE_S).status_code == 200,
+            "it has its port",
+        )
         poll(lambda: node.metric("warpwatch_http_up") == 1, "it says so")
 
 

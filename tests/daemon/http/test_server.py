@@ -14,7 +14,7 @@ from tests.cases import cases
 from tests.daemon.http.certificates import make_certificate
 from tests.daemon.http.conftest import SESSIONS, http_client, local_client
 from tests.manual_clock import ManualClock
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
 from warpwatch_serving import web_config
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.server import Server
@@ -111,7 +111,7 @@ def test_it_listens_where_the_configuration_says(serve, listen, tmp_path):
 def test_it_speaks_tls_with_the_certificate_of_the_web_config(serve, certificates):
     server = serve(web_config=write(certificates, PLAIN_TLS))
     assert server.url.startswith("https://")
-    with httpx.Client(verify=trusting(certificates)) as client:
+    with httpx.Client(verify=trusting(certificates), timeout=DEADLINE_S) as client:
         # A kept connection is scraped again and again.
         answers = [client.get(server.url + "metrics") for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 200]
@@ -129,7 +129,7 @@ def test_a_client_certificate_is_demanded_when_configured(serve, certificates):
         httpx.get(url, verify=trusting(certificates))
     known = trusting(certificates)
     known.load_cert_chain(certificates / "client.crt", certificates / "client.key")
-    assert httpx.get(url, verify=known).status_code == 200
+    assert httpx.get(url, verify=known, timeout=DEADLINE_S).status_code == 200
 
 
 def test_a_renewed_certificate_is_taken_up_and_half_of_one_is_not(certificates, tmp_path, caplog):
