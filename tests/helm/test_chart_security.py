@@ -43,6 +43,18 @@ def test_a_pod_breaks_what_is_listed_and_has_no_token_and_writes_to_volumes_of_a
             assert "emptyDir" not in volume or volume["emptyDir"]["sizeLimit"]
 
 
+def test_openshift_admits_the_accounts_of_all_pods(helm4):
+    fleet = ("fleet.enabled", "fleet.kubernetes.events", "token.create", "token.allowPlainPeers")
+    preset = str(chart.CHART / "presets/openshift.yaml")
+    set_to = chart.sets(*(f"{name}=true" for name in fleet))
+    objects = chart.render(helm4, "--values", preset, *set_to)
+    specs = [each.get("spec", {}) for each in objects]
+    pods = [spec.get("template", {}).get("spec", spec) for spec in specs]
+    names = {pod.get("serviceAccountName", "default") for pod in pods if "containers" in pod}
+    admitted = chart.only(objects, "SecurityContextConstraints")["users"]
+    assert set(admitted) == {f"system:serviceaccount:monitoring:{name}" for name in names}
+
+
 @pytest.mark.parametrize(
     ("mode", "broken"), [("sidecar", set()), ("daemonset", {"HostPath Volumes", "Volume Types"})]
 )
