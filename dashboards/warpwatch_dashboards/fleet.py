@@ -25,6 +25,7 @@ from warpwatch_dashboards.queries import (
     Query,
     allocations,
     anomalies,
+    at_nodes,
     grown,
     lateness,
     of_allocations,
@@ -282,7 +283,7 @@ _WRONG_ROW = Row(
             "Anomalies now",
             "Each anomaly that is active, and the job, rank or GPU that it is about. The "
             f"agent's page has its evidence and its capture. {EMPTY_WHEN_HEALTHY}",
-            [Column(f"{anomalies('anomaly_info')} == 1")],
+            [Column(f"{anomalies()} == 1")],
             hidden=["__name__", "job", "uuid", "link"],
             width=16,
             links=[links.node_of_row(), links.job_of_row()],
@@ -344,7 +345,8 @@ _WRONG_ROW = Row(
 _USED = total(PLACE, series("device_memory_used_bytes", AGENT, WHOLE))
 _WHOLE = total(PLACE, series("device_memory_total_bytes", AGENT, WHOLE))
 _HOTTEST = series("device_temperature_celsius", AGENT, 'sensor="gpu"')
-_ANOMALIES = f"{total(PLACE, anomalies('anomaly_active'))} and on ({PLACE}) {_AGENTS}"
+_ACTIVE = f"{series('anomaly_active', AGENT, NO_FLEET)} or {at_nodes('anomaly_active')}"
+_ANOMALIES = f"{total(PLACE, _ACTIVE)} and on ({PLACE}) {_AGENTS}"
 _NODES_ROW = Row(
     "Nodes",
     [

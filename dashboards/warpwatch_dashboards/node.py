@@ -32,6 +32,7 @@ from warpwatch_dashboards.queries import (
     PLACE,
     WINDOW,
     Query,
+    anomalies,
     by_node,
     grown,
     rate,
@@ -163,7 +164,7 @@ _OVERVIEW_ROW = Row(
             "Anomalies now",
             "What is wrong with these nodes, their GPUs and ranks. The agent's page has the "
             f"evidence and the capture. {EMPTY_WHEN_HEALTHY}",
-            [Column(f"{series('anomaly_info')} == 1")],
+            [Column(f"{anomalies()} == 1")],
             hidden=["__name__", "job", "uuid", "link"],
             width=16,
             links=[links.job_of_row()],

@@ -23,7 +23,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.table import Options as TableOptions
 
 from warpwatch_dashboards.links import Link, node_of_row
-from warpwatch_dashboards.queries import BY_JOB, JOB, JOB_LEGEND, Query, series
+from warpwatch_dashboards.queries import BY_JOB, JOB, JOB_LEGEND, OF_JOB, Query, anomalies, series
 from warpwatch_dashboards.variables import SOURCE
 
 EMPTY_WHEN_HEALTHY = "Empty when healthy."
@@ -291,7 +291,7 @@ def anomalies_now(what: str, width: int = 0) -> models.Panel:
         "Anomalies now",
         f"What is wrong with the {what} now. The agent's page has the evidence and the capture. "
         f"{EMPTY_WHEN_HEALTHY}",
-        [Column(f"{series('anomaly_info', JOB)} == 1")],
+        [Column(f"{anomalies(OF_JOB)} == 1")],
         hidden=["__name__", "job", "gpu", "uuid", "link"],
         links=[node_of_row()],
         width=width,

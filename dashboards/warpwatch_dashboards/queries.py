@@ -12,7 +12,8 @@ from warpwatch_telemetry.metric import PREFIX
 
 AGENT = 'cluster=~"$cluster",node=~"$node",instance=~"$instance"'
 DEVICE = f'{AGENT},gpu=~"$gpu"'
-JOB = f'{AGENT},training_job=~"$job"'
+OF_JOB = 'training_job=~"$job"'
+JOB = f"{AGENT},{OF_JOB}"
 
 PLACE = "cluster, node, instance"
 # A fleet's own scrape job, not an agent's, as the chart's monitors and docs/alerts.md call it.
@@ -42,10 +43,34 @@ def series(name: str, where: str = AGENT, *more: str) -> str:
     return f"{PREFIX}{name}{{{','.join((where, *more))}}}"
 
 
-def anomalies(name: str) -> str:
-    """Return the anomalies of agents and of a fleet, which belong to their node's agent."""
-    of_fleet = f'label_replace({series(name, AGENT, FLEET)}, "instance", "$1", "node", "(.+)")'
-    return f"({series(name, AGENT, NO_FLEET)} or {of_fleet})"
+def _at_agents(of_fleet: str, by: str, agents: str) -> str:
+    """Return series of a fleet with the ``instance`` of a chosen agent that has the same ``by``."""
+    # Two workers of a fleet may have the same series while one takes over from the other.
+    once = f"max without (instance) ({of_fleet})"
+    return f"{once} * on ({by}) group_left (instance) topk by ({by}) (1, {agents})"
+
+
+def at_nodes(name: str, *more: str) -> str:
+    """Return the series of a fleet that name a node, with the instance of its agent."""
+    agents = series("build_info", AGENT, NO_FLEET, 'node!=""')
+    return _at_agents(series(name, 'cluster=~"$cluster"', FLEET, *more), "cluster, node", agents)
+
+
+def anomalies(*more: str) -> str:
+    """Return the anomalies of the chosen agents, and those of a fleet about their nodes and jobs.
+
+    ``more`` selects jobs. An anomaly without a node has the instance of an agent with ranks of its
+    job. With All agents chosen, the others of the fleet have its own.
+    """
+    name = "anomaly_info"
+    of_jobs = series(name, 'cluster=~"$cluster",node=""', FLEET, *more)
+    found = (
+        series(name, AGENT, NO_FLEET, *more),
+        at_nodes(name, *more),
+        _at_agents(of_jobs, BY_JOB, series("rank_info", AGENT, *more)),
+    )
+    others = series(name, AGENT, FLEET, *more)
+    return f"({' or '.join(found)} or on ({BY_JOB}, kind, rank) {others})"
 
 
 def by_node(expression: str, *labels: str) -> Query:

@@ -17,8 +17,10 @@ from warpwatch_dashboards.queries import (
     AGENT,
     JOB,
     NO_FLEET,
+    OF_JOB,
     PLACE,
     WINDOW,
+    anomalies,
     grown,
     ranks_by_device,
     series,
@@ -131,7 +133,7 @@ _LINK = '<a href="{{link}}">{{link}}</a>'
 
 def marks_of_agents() -> list[builders.AnnotationQuery]:
     """Return the marks of the chosen agents."""
-    return [_anomalies(series("anomaly_info")), _captures()]
+    return [_anomalies(anomalies()), _captures()]
 
 
 def marks_of_jobs() -> list[builders.AnnotationQuery]:
@@ -139,11 +141,10 @@ def marks_of_jobs() -> list[builders.AnnotationQuery]:
 
     They include captures of the agents that see the jobs.
     """
-    of_job = series("anomaly_info", AGENT, 'training_job=~"$job"')
     of_device = series("anomaly_info", AGENT, 'training_job=""', 'uuid!=""')
     devices = f"{of_device} and on (cluster, instance, uuid) {ranks_by_device()}"
     there = f" and on ({PLACE}) {series('rank_info', JOB)}"
-    return [_anomalies(f"{of_job} or {devices}"), _captures(there)]
+    return [_anomalies(f"{anomalies(OF_JOB)} or {devices}"), _captures(there)]
 
 
 def _anomalies(promql: str) -> builders.AnnotationQuery:

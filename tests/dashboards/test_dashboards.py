@@ -148,9 +148,7 @@ def test_the_panels_of_servers_ask_only_for_what_a_server_exports() -> None:
     page = render(replace(full_state(), ranks=(server,))).decode()
     exported = set(re.findall(r"warpwatch_\w+", page))
     for panel in panels(DASHBOARDS["inference-server"]):
-        asked = {
-            name for one in panel["targets"] for name in re.findall(r"warpwatch_\w+", one["expr"])
-        }
+        asked = set(re.findall(r"warpwatch_\w+", str(panel["targets"])))
         assert asked <= exported, panel["title"]
 
 

@@ -67,6 +67,9 @@ EXPRESSIONS = (
         "goodput": f"round({shown('fleet', 'Jobs by MFU and goodput B')}, 0.001)",
         "MFU": shown("fleet", "Jobs by MFU and goodput C"),
         "anomalies of nodes": shown("fleet", "Nodes G"),
+        "anomalies of gpu-1": shown("node", "Anomalies now A", instance="gpu-1:9400"),
+        "anomalies of gpu-2": shown("node", "Anomalies now A", instance="gpu-2:9400"),
+        "anomalies of a job": shown("training-job", "Anomalies now A"),
     }
     | {
         f"{what} hours": f"round({shown('fleet', f'GPU hours {letter}')}, 0.001)"
