@@ -40,14 +40,11 @@ MAX_KEYS = 1024
 # The owner of no job.
 NO_OWNER = "none"
 
-_UNKNOWN_ON_SOCKET = (
-    "this process is in another user namespace, or root's in a container: use the token"
-)
+_NO_USER = "this process is in another user namespace, or root's in a container: use the token"
 _NEEDS_LOGIN = (
-    "over TCP this needs a session or the token: open the link that `warpwatch page` prints on the "
-    "node, of a fleet `warpwatch page --fleet` where it runs, or send `Authorization: Bearer …` "
-    "(--token-file FILE); commands for the daemon of their node need neither without --url and "
-    "WARPWATCH_URL"
+    "over TCP this needs a session or the token: open the link that `warpwatch page` (--fleet) "
+    "prints where it runs, or send `Authorization: Bearer …` (--token-file FILE); on the node "
+    "commands need neither without --url and WARPWATCH_URL"
 )
 _FOREIGN_ORIGIN = (
     "a session changes something only from its own page: the header Origin has another address"
@@ -164,7 +161,7 @@ class Access:
         peer = _peer_of(request)
         if peer.on_socket:
             if peer.uid is None and request.url.path not in self.open:
-                raise HttpError(403, "unknown_user", _UNKNOWN_ON_SOCKET)
+                raise HttpError(403, "unknown_user", _NO_USER)
             return Caller(peer.uid, peer.privileged, captures=True)
         session = await self.sessions.find(request.cookies.get(self.cookie, ""))
         changes = request.scope["method"] not in ("GET", "HEAD")
