@@ -63,9 +63,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     command.add_argument("--kind", default="torch", choices=CAPTURE_KINDS)
     command.add_argument(
         "--steps",
-        type=int,
+        type=_steps,
         default=5,
-        choices=range(1, 101),
         metavar="1-100",
         help="steps to record (default 5)",
     )
@@ -82,6 +81,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parsing.add_daemon(command)
     command_line.add_json(command)
     return command.parse_args(argv)
+
+
+def _steps(text: str) -> int:
+    """Return the number of steps. Raises ArgumentTypeError; ``choices`` would list all hundred."""
+    if text.isdecimal() and 1 <= int(text) <= 100:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 100")
 
 
 def _only_job(api: ApiClient) -> str:

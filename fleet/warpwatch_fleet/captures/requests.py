@@ -314,7 +314,8 @@ def open_store(config: FleetFile) -> Store:
     try:
         return Store(_at(config, config.fleet.state_dir))
     except UsageError as error:
-        logger.warning("captures are not kept over a restart; set fleet.state_dir: %s", error)
+        reason = str(error).removesuffix("; set store.url")
+        logger.warning("captures are not kept over a restart: %s; set fleet.state_dir", reason)
         folder = tempfile.TemporaryDirectory(prefix="warpwatch-fleet-")
         atexit.register(folder.cleanup)
         return Store(_at(config, Path(folder.name)))
