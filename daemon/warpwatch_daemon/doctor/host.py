@@ -102,8 +102,8 @@ def trace_reader() -> Check:
 
 def _writable(name: str, folder: Path, key: str) -> Check:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not os.access(existing, os.W_OK):
-        detail = f"{folder}: uid {os.getuid()} may not write {existing}"
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        detail = f"{folder}: {existing} is not a folder that uid {os.getuid()} may write"
         return Check(name, BAD, detail, f"sudo install -d -o $USER {folder}, or {_elsewhere(key)}")
     free = shutil.disk_usage(existing).free
     detail = f"{folder}, {free >> 20} MiB free"

@@ -118,7 +118,7 @@ def test_the_kubelet_is_asked_for_where_there_is_kubernetes_and_one_that_is_sile
 def test_folders_need_rights_and_200_mib_and_shared_memory_8_gib(inputs, monkeypatch, golden_case):
     monkeypatch.setenv("WARPWATCH_DIR", "/no/run")
     monkeypatch.setenv("WARPWATCH_INBOX", "/no/inbox")
-    node = inputs(config=Config(store=StoreConfig(url="file:///no/store")))
+    node = inputs(config=Config(store=StoreConfig(url="file:///dev/null/store")))
     text = ""
     for allowed, mib, shared_mib in ((True, 201, 8192), (True, 200, 8191), (False, 1 << 20, 63)):
         monkeypatch.setattr(os, "access", lambda *_, allowed=allowed: allowed)
