@@ -63,7 +63,8 @@ def parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
         parse(self, *args, **options)
         raise ParsedError
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    for name in ("parse_args", "parse_intermixed_args"):
+        monkeypatch.setattr(argparse.ArgumentParser, name, parsed)
 
 
 @pytest.mark.usefixtures("parse_only")

@@ -64,7 +64,6 @@ def test_a_fleet_shows_its_agents_and_speaks_of_them_to_its_cluster(tmp_path, st
         try:
             with http_client(f"http://127.0.0.1:{port}", headers=TOKEN) as http:
                 assert poll(lambda: sources(http, up=True), "an agent is followed") == [NODE]
-                # What makes a daemon reload does not end a fleet.
                 fleet.send_signal(signal.SIGHUP)
                 assert "warpwatch page --fleet --base http://127.0.0.1:" in http.get("/login").text
                 check_answers(http)
@@ -114,6 +113,6 @@ def check_cluster(server: StandIn, injection: str) -> None:
 
 @pytest.mark.parametrize("key", ["listen", "token_file", "web_config"])
 def test_a_mistake_is_named_by_the_key_of_the_fleet(tmp_path, key):
-    own = {"listen": "127.0.0.1:0", "state_dir": tmp_path, key: f"{tmp_path}:99999"}
+    own = {"listen": "127.0.0.1:0", "state_dir": tmp_path, key: f"{tmp_path}:1"}
     with pytest.raises(UsageError, match=rf"^fleet\.{key}:? "):
         Fleet(FleetFile.model_validate({"fleet": own}))
