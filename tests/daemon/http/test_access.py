@@ -248,7 +248,7 @@ def test_the_link_of_a_fleet_is_never_at_the_address_of_a_daemon(
     environ = {"WARPWATCH_DIR": str(tmp_path / "run")}
     assert page.main(["--fleet", "--url", "http://gpu-1:9400"], environ) == 0
     assert capsys.readouterr().out.startswith(f"{shared_server.url}login?key=")
-    monkeypatch.setattr(shared_server.app.state, "url", "")
+    monkeypatch.setitem(shared_server.app.state._state, "url", "")
     with pytest.raises(WarpwatchError, match=r"fleet\.listen is not served"):
         page.main(["--fleet"], environ)
 
