@@ -2,7 +2,8 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -10,49 +11,47 @@ from msgspec.structs import replace
 from tests.cases import cases
 from tests.detection.streams import Extra, Job, alone, detection, lived, opened
 
+ALWAYS = ((0, 10**9),)
+# One rank, whose communication is noisy as well.
+ALONE = "1 1 0.01 0.01"
+
 
 def job(text: str) -> Job:
     ranks, *shape = text.split()
     return Job(int(ranks), *map(float, shape))
 
 
-STORIES = cases(__file__)
-
-
-@pytest.mark.parametrize("name", STORIES)
-def test_what_is_found_and_over_is_what_happened(name, golden_report):
-    story = STORIES[name]
-    engine = alone(*story["kinds"].split()) if "kinds" in story else detection()
-    lived(job(story["job"]), engine, story["story"])
-    golden_report(engine)
-
-
-def bursts(rank: int, share: float, wait_s: float, seed: int = 5) -> Extra:
+def bursts(rank: int, share: float, wait_s: float, seed: int = 5, begin: int = 0) -> Extra:
     """Extras of ``rank`` in a share of its steps, of very different length."""
     chance = random.Random(seed)
     waits = [
         wait_s * chance.gammavariate(2.0, 0.5) if chance.random() < share else 0.0
         for _ in range(3_000)
     ]
-    return lambda step, number: waits[step] if number == rank else 0.0
+    return lambda step, number: waits[step] if number == rank and step >= begin else 0.0
 
 
-def from_step(begin: int, extra: Extra) -> Extra:
-    return lambda step, rank: extra(step, rank) if step >= begin else 0.0
-
-
-def in_steps(rank: int, extra_s: float, *steps: int) -> Extra:
+def in_steps(rank: int, extra_s: float, steps: list[int]) -> Extra:
     return lambda step, own: extra_s if own == rank and step in steps else 0.0
+
+
+def in_a_third(rank: int, extra_s: float, begin: int, end: int) -> Extra:
+    third = [step for step in range(begin, end) if random.Random(step).random() < 0.35]
+    return in_steps(rank, extra_s, third)
+
+
+def every(period: int, extra_s: float, at: int = 0, begin: int = 0) -> Extra:
+    return lambda step, _: extra_s * (step % period == at and step >= begin)
+
+
+def rank_after_rank(period: int, extra_s: float) -> Extra:
+    return lambda step, rank: extra_s * (step % period == rank)
 
 
 def lone_pauses(ranks: int, share: float) -> Extra:
     chance = random.Random(3)
     paused = {s: chance.randrange(ranks) for s in range(3_000) if chance.random() < share}
     return lambda step, rank: 0.15 if paused.get(step) == rank else 0.0
-
-
-def each_rank(*extras: Extra) -> Extra:
-    return lambda step, rank: extras[rank](step, rank)
 
 
 def ramp(begin: int, length: int, rise_s: float, end: int = 10**9) -> Extra:
@@ -63,9 +62,18 @@ def since(begin: int, extra_s: float, end: int = 10**9) -> Extra:
     return lambda step, _: extra_s if begin <= step < end else 0.0
 
 
-def at_random(share: float, extra_s: float, when: Callable[[int], bool] = lambda _: True) -> Extra:
+def at_random(share: float, extra_s: float, spans: Iterable[tuple[int, int]] = ALWAYS) -> Extra:
     chance = random.Random(3)
-    return lambda step, _: extra_s if chance.random() < share and when(step) else 0.0
+
+    def extra(step: int, _: int) -> float:
+        drawn = chance.random() < share
+        return extra_s * (drawn and any(begin <= step < end for begin, end in spans))
+
+    return extra
+
+
+def wandering(least_s: float) -> Extra:
+    return lambda step, _: least_s + 0.2 * math.expm1(0.15 * math.sin(step / 400))
 
 
 def lengths(spread: float, more_from: int = 10**9) -> Extra:
@@ -75,124 +83,37 @@ def lengths(spread: float, more_from: int = 10**9) -> Extra:
     return lambda step, _: drawn[step] * (1 + (step >= more_from))
 
 
-def for_tokens(tokens: Extra) -> Extra:
+def for_lengths(spread: float, more_from: int = 10**9) -> Extra:
     """The computing time beyond that of 1,000 tokens."""
+    tokens = lengths(spread, more_from)
     return lambda step, rank: 0.8 * (tokens(step, rank) / 1000 - 1)
 
 
-THIRD = [step for step in range(500, 800) if random.Random(step).random() < 0.35]
-BURSTS = {f"a third of a rank's steps wait long ({n})": (
-    "data_stall", "8 0.5 0.02", "500; 80 -> data_stall 2",
-    {"wait": from_step(500, bursts(2, 0.3, 0.4, n))},
-) for n in (5, 6, 7)}  # fmt: skip
-# One rank, whose communication is noisy as well.
-ALONE = "1 1 0.01 0.01"
-UNEVEN, LONGER = lengths(0.15), lengths(0.1, more_from=800)
-# Extras that no word says.
-OTHERS: dict[str, tuple[str, str, str, dict[str, Extra]]] = {
-    **BURSTS,
-    "lone slow steps and lone slow batches are nothing": (
-        "", "4 0.2 0.02", "1500",
-        {
-            "compute": lambda step, rank: 0.2 if step % 97 == rank else 0.0,
-            "wait": lambda step, rank: 0.3 if step % 131 == rank else 0.0,
-        },
-    ),
-    "a rank that is slow in a third of its steps, and well again": (
-        "straggler", "8 0.5 0.02", "500; 300 -> straggler 4; 300",
-        {"compute": in_steps(4, 0.25, *THIRD)},
-    ),
-    "lone slow batches of single ranks are none": (
-        "data_stall", "4 0.5 0.02", "2500",
-        {"wait": each_rank(*(bursts(rank, 1 / 150, 1.0, rank) for rank in range(4)))},
-    ),
-    "ranks that wait for the stalled one have no anomaly of theirs": (
-        "data_stall straggler gc_pause", "4 0.5 0.02", "400; 300 -> data_stall 1",
-        {"wait": from_step(400, bursts(1, 0.4, 0.5))},
-    ),
-    "gaps that vary by a step are equal": (
-        "gc_pause", "4 0.2 0.01", "300; 200 -> gc_pause 2",
-        {"compute": in_steps(2, 0.1, 330, 359, 390, 420, 449)},
-    ),
-    "a pause hidden in a checkpoint of all ranks breaks no chain": (
-        "gc_pause", "4 0.2 0.01", "300; 170 compute 1 0.1 every 30 at 5 -> gc_pause 1",
-        {"pause": in_steps(0, 30.0, 367)},
-    ),
-    "lone pauses of random ranks are none":
-        ("gc_pause", "8 0.2 0.02", "2500", {"compute": lone_pauses(8, 0.02)}),
-    "frequent pauses of one rank without a period are none":
-        ("gc_pause", "4 0.2 0.02", "2500", {"compute": lone_pauses(1, 0.03)}),
-    "a rise of ten percent in 600 steps is a drift until it goes away": (
-        "step_drift", ALONE, "1200; 340 -> step_drift job; 200",
-        {"compute": ramp(900, 600, 0.10, end=1540)},
-    ),
-    "and no regression":
-        ("step_regression", ALONE, "2000", {"compute": ramp(900, 600, 0.10)}),
-    "a rise of twelve percent in 5000 steps is found against the beginning": (
-        "step_drift", ALONE, "4500; 600 -> step_drift job", {"compute": ramp(600, 5000, 0.12)},
-    ),
-    "a speed that settles by five percent is no drift": (
-        "step_drift", ALONE, "4000", {"compute": lambda step, _: -0.05 * max(0, 1 - step / 400)},
-    ),
-    "a sudden shift is no drift": ("step_drift", ALONE, "3000", {"compute": since(1000, 0.2)}),
-    "three steps of twenty that take half longer are spikes, and news when they come back": (
-        "step_spikes", ALONE,
-        "1010; 90 -> step_spikes job; 400 -> step_spikes job; 500; 300 -> step_spikes job; 500",
-        {"comm": at_random(0.15, 0.5, lambda step: 1000 <= step < 1500 or 2000 <= step < 2300)},
-    ),
-    "lone slow steps are no spikes":
-        ("step_spikes", ALONE, "5000", {"comm": at_random(0.015, 1.0)}),
-    "slow steps with a period are no spikes":
-        ("step_spikes", ALONE, "4000", {"comm": lambda step, _: 1.0 * (step % 20 == 0)}),
-    "checkpoints and evaluations together are no spikes": (
-        "step_spikes", ALONE, "5000",
-        {"comm": lambda step, _: 9.0 * (step % 250 == 0) + 0.5 * (step % 200 == 0)},
-    ),
-    "every second step is no spikes":
-        ("step_spikes", ALONE, "1500", {"comm": lambda step, _: 0.5 * (step % 2) * (step > 999)}),
-    "three spikes and a rise soon after them are a rise": (
-        "step_spikes", ALONE, "1500",
-        {"comm": lambda at, _: 0.5 * (at in (1000, 1009, 1017) or (at > 1029 and at % 6 != 3))},
-    ),
-    "a level shift, however noisy, is no spikes":
-        ("step_spikes", "1 1 0.04 0.04", "3000", {"compute": since(1000, 0.2)}),
-    "milliseconds in short steps are no spikes": (
-        "step_spikes", "1 0.02 0.01 0.01", "3000",
-        {"compute": at_random(0.15, 0.01, lambda step: step >= 500)},
-    ),
-    "communication that doubles is slow until it is over": (
-        "comm_slow", ALONE, "1005; 10 -> comm_slow job; 185 -> comm_slow job; 100",
-        {"comm": since(1000, 0.1, end=1200)},
-    ),
-    "a network that wanders slowly is not slow": (
-        "comm_slow", ALONE, "4000",
-        {"comm": lambda step, _: 0.1 + 0.2 * math.expm1(0.15 * math.sin(step / 400))},
-    ),
-    "a job of which everything got slower has no slow communication": (
-        "comm_slow", ALONE, "2000", {"compute": since(1000, 0.4), "comm": since(1000, 0.05)},
-    ),
-    "compute that got faster is no slow communication":
-        ("comm_slow", ALONE, "2000", {"compute": since(1000, -0.4)}),
-    "a job without communication has no slow one":
-        ("comm_slow", "1 1 0.01", "500", {"comm": lambda *_: -0.1}),
-    "tokens explain uneven steps so that five percent are found": (
-        "step_regression", ALONE, "1010; 50 -> step_regression job; 140 -> step_regression job",
-        {
-            "compute": lambda step, rank: for_tokens(UNEVEN)(step, rank) + 0.06 * (step >= 1000),
-            "tokens": UNEVEN,
-        },
-    ),
-    "longer sequences that are counted are no regression": (
-        "step_regression", ALONE, "1500", {"compute": for_tokens(LONGER), "tokens": LONGER},
-    ),
-}  # fmt: skip
+# The forms that extras of a story may have.
+FORMS: dict[str, Callable[..., Extra]] = {
+    form.__name__: form
+    for form in (
+        *(bursts, in_steps, in_a_third, every, rank_after_rank, lone_pauses, ramp, since),
+        *(at_random, wandering, lengths, for_lengths),
+    )
+}
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_extras_of_any_form_are_found_or_none(name, golden_report):
-    kinds, steps, story, extras = OTHERS[name]
-    engine = alone(*kinds.split()) if kinds else detection()
-    lived(job(steps), engine, story, **extras)
+def together(forms: list[dict[str, dict[str, Any]]]) -> Extra:
+    """Return the sum of extras, each a form and its values."""
+    extras = [FORMS[name](**values) for form in forms for name, values in form.items()]
+    return lambda step, rank: sum(extra(step, rank) for extra in extras)
+
+
+STORIES = cases(__file__)
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_what_is_found_and_over_is_what_happened(name, golden_report):
+    story = STORIES[name]
+    engine = alone(*story["kinds"].split()) if "kinds" in story else detection()
+    extras = {phase: together(forms) for phase, forms in story.get("extras", {}).items()}
+    lived(job(story["job"]), engine, story["story"], **extras)
     golden_report(engine)
 
 
