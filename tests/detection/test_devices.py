@@ -1,10 +1,12 @@
 """Each fault of a device opens its kind alone, until its end; healthy devices open nothing."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 from msgspec.structs import replace
 
+from tests.cases import cases
 from tests.detection.gpus import JOB, Fault, Metrics, Node, key
 from tests.detection.streams import EPOCH_S, alone, detection, opened
 from warpwatch_daemon.config import Config
@@ -13,9 +15,12 @@ from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
 from warpwatch_detection.ranks import RankDevices
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly
+from warpwatch_telemetry.catalogue import series_key
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, End, RankSeen, Record
 
+CASES = cases(__file__)
+NONE: Mapping[str, float] = {}
 HOLD_S = Config().anomalies.hold_s
 
 
@@ -29,55 +34,36 @@ def run(node: Node, engine: Detection, fault: Fault, seconds: float) -> list[Ano
     return opened(engine, node.readings(seconds, fault))
 
 
-def throttled(reason: str, share: float) -> Fault:
-    def fault(since_s: float, values: Metrics) -> Metrics:
-        return {key("throttle_seconds_total", reason): share * since_s}
+def metrics(values: Mapping[str, float]) -> dict[SeriesKey, float]:
+    return {series_key(text): float(value) for text, value in values.items()}
+
+
+def fault_of(
+    values: Mapping[str, float] = NONE,
+    counts: Mapping[str, float] = NONE,
+    flickers: Mapping[str, float] = NONE,
+    after_s: float = 0.0,
+    until_s: float = math.inf,
+) -> Fault:
+    """Return a fault as devices.yaml describes it."""
+    read, counted, flickering = (metrics(part) for part in (values, counts, flickers))
+
+    def fault(since_s: float, _: Metrics) -> Metrics:
+        grown = {name: since_s // each_s for name, each_s in counted.items()}
+        states = {name: float(since_s % each_s > 0) for name, each_s in flickering.items()}
+        return {**read, **grown, **states} if after_s <= since_s < until_s else {}
 
     return fault
 
 
-def after(seconds: float, name: str, *labels: str, to: float = 1.0) -> Fault:
-    def fault(since_s: float, values: Metrics) -> Metrics:
-        return {key(name, *labels): to} if since_s >= seconds else {}
-
-    return fault
-
-
-def slow_link(since_s: float, values: Metrics) -> Metrics:
-    return {key("pcie_link_width_lanes"): 8.0}
-
-
-STANDS: Fault = lambda *_: {  # noqa: E731
-    key("utilization_ratio"): 0.0,
-    key("busy_seconds_total"): 142.0,
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "fault", "within_s", "severity", "says"),
-    [
-        ("thermal_throttle", throttled("hw_thermal", 1.0), 5, "critical", "hardware cut clocks"),
-        ("power_brake", after(0, "throttle_active", "hw_slowdown"), 8, "warning", "hw_slowdown"),
-        ("xid", after(5, "xid_errors_total", "94"), 6, "critical", "XID 94"),
-        ("device_needs_service", after(5, "recovery_action", to=2), 6, "critical", "a reboot of"),
-        ("ecc_uncorrectable", after(5, "ecc_errors_total", "uncorrected"), 6, "critical", "1 new"),
-        ("row_remap", after(5, "row_remap_pending"), 6, "warning", "next reset"),
-        ("row_remap", after(5, "row_remap_failure"), 6, "critical", "must be replaced"),
-        ("row_remap", after(5, "remapped_rows", "correctable", to=3), 6, "warning", "3 bad memory"),
-        ("nvlink_error", after(5, "nvlink_errors_total", "recovery"), 6, "critical", "recovery"),
-        ("nvlink_error", after(5, "nvlink_link_up", "7", to=0), 20, "critical", "1 of 18 NVLinks"),
-        ("pcie_degraded", slow_link, 120, "warning", "on 8 of 16 lanes"),
-        ("device_idle", STANDS, 620, "warning", "rank 1 of llama has 60 %"),
-    ],
-)
-def test_a_fault_raises_its_kind_alone_and_ends_with_it(
-    kind, fault, within_s, severity, says, golden_report
-):
-    node, engine = Node(), detection()
+@pytest.mark.parametrize(("kind", "fault", "found"), CASES["faults"].values(), ids=CASES["faults"])
+def test_a_fault_raises_its_kind_alone_and_ends_with_it(kind, fault, found, golden_report):
+    node, engine, read = Node(), detection(), fault_of(**fault)
+    within_s, severity, says = found
     last: dict[SeriesKey, float] = {}
 
     def recorded(since_s: float, values: Metrics) -> Metrics:
-        last.update(fault(since_s, values))
+        last.update(read(since_s, values))
         return last
 
     anomaly = only(run(node, engine, recorded, within_s))
@@ -130,14 +116,15 @@ def test_errors_of_the_devices_life_count_where_no_driver_counts_its_own():
     without = (key("ecc_errors_total", "uncorrected"),)
     opened(engine, node.readings(20, lambda *_: {}, without=without))
     for label, kinds in (("corrected", []), ("uncorrected", ["ecc_uncorrectable"])):
-        errors = after(5, "ecc_aggregate_errors_total", label)
+        errors = fault_of({f"ecc_aggregate_errors_total{{type={label}}}": 1.0}, after_s=5)
         found = opened(engine, node.readings(20, errors, without=without))
         assert [anomaly.kind for anomaly in found] == kinds
 
 
 def test_bad_rows_that_wait_are_one_anomaly_however_short_events_are_held():
     node, engine = Node(), Detection(DetectionConfig(), AnomaliesConfig(hold_s=20.0))
-    assert only(run(node, engine, after(5, "row_remap_pending"), 300)).id == only(engine.active).id
+    found = only(run(node, engine, fault_of({"row_remap_pending": 1.0}, after_s=5), 300))
+    assert found.id == only(engine.active).id
 
 
 def test_a_gpu_that_never_comes_back_is_expected_for_a_day_and_no_longer() -> None:
@@ -233,10 +220,10 @@ def test_of_several_xids_the_first_of_the_worst_is_found() -> None:
 
 
 def test_an_xid_of_a_program_that_was_killed_needs_no_one() -> None:
-    node, engine = Node(), detection()
-    assert run(node, engine, after(5, "xid_errors_total", "45"), 60) == []
+    killed = fault_of({"xid_errors_total{xid=45}": 1.0}, after_s=5)
+    assert run(Node(), detection(), killed, 60) == []
     engine = detection(xid={"min_severity": "info"})
-    assert only(run(Node(), engine, after(5, "xid_errors_total", "45"), 60)).severity == "info"
+    assert only(run(Node(), engine, killed, 60)).severity == "info"
 
 
 def test_the_same_xid_again_is_the_same_anomaly_for_longer() -> None:
@@ -255,16 +242,8 @@ def test_the_same_xid_again_is_the_same_anomaly_for_longer() -> None:
 
 
 def test_counts_that_were_there_before_are_no_news() -> None:
-    old: Metrics = {
-        key("xid_errors_total", "79"): 3.0,
-        key("ecc_errors_total", "uncorrected"): 12.0,
-        key("remapped_rows", "uncorrectable"): 4.0,
-        key("nvlink_errors_total", "replay"): 9.0,
-        key("pcie_replay_total"): 70_000.0,
-        key("throttle_seconds_total", "hw_thermal"): 86_400.0,
-    }
     node, engine = Node(), detection()
-    assert opened(engine, node.readings(100, lambda *_: old)) == []
+    assert opened(engine, node.readings(100, fault_of(CASES["old"]))) == []
     # The driver is loaded again and counts from 0.
     assert opened(engine, node.readings(100)) == []
 
@@ -320,35 +299,11 @@ def test_a_healthy_course_of_load_raises_nothing(profile):
     assert opened(engine, day(node)) == []
 
 
-HABITS: dict[str, Fault] = {
-    "power is capped": lambda since_s, _: {
-        key("throttle_seconds_total", "sw_power_cap"): since_s,
-        key("violation_seconds_total", "power"): since_s,
-        key("throttle_active", "sw_power_cap"): 1.0,
-        key("clock_hertz", "sm"): 1.1e9,
-    },
-    "clocks are set": lambda *_: {
-        key("throttle_active", "application_clocks"): 1.0,
-        key("clock_hertz", "sm"): 1.2e9,
-    },
-    # It was read while the GPU was idle, and stands for half a minute of load.
-    "the link sleeps": lambda since_s, _: (
-        {key("pcie_link_generation"): 1.0} if since_s < 30 else {}
-    ),
-    "few CRC errors": lambda since_s, _: {key("nvlink_errors_total", "crc_flit"): since_s // 2},
-    "few replays": lambda since_s, _: {key("pcie_replay_total"): since_s // 15},
-    "short peaks": lambda since_s, _: {key("throttle_seconds_total", "sw_thermal"): since_s // 60},
-    "it is warm": lambda *_: {key("temperature_celsius", "gpu"): 80.0},
-    # The counter is known, so that a state that flickers does not count.
-    "a state flickers": lambda since_s, _: {key("throttle_active", "sw_thermal"): since_s % 3 > 0},
-}
-
-
-@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize("habit", CASES["normal"])
 def test_what_is_normal_is_no_anomaly(habit):
     node, engine = Node(), detection()
     assert opened(engine, [*node.seen(), *node.readings(150)]) == []
-    assert opened(engine, node.readings(200, HABITS[habit])) == []
+    assert opened(engine, node.readings(200, fault_of(**CASES["normal"][habit]))) == []
 
 
 def test_memory_in_use_without_a_rank_is_found_with_least_severity():
@@ -381,7 +336,8 @@ def test_a_rank_uses_its_gpu_until_it_ends(kind, severity):
 
 def test_a_throttle_of_a_gpu_that_is_not_read_is_over_after_ten_minutes():
     node, engine = Node(), alone("thermal_throttle")
-    opened(engine, [*node.readings(60), *node.readings(60, throttled("hw_thermal", 1.0))])
+    throttled = fault_of(counts={"throttle_seconds_total{reason=hw_thermal}": 1})
+    opened(engine, [*node.readings(60), *node.readings(60, throttled)])
     for seconds, active in ((590, 1), (20, 0)):
         opened(engine, node.down(seconds, "lost"))
         assert len(engine.active) == active
@@ -409,37 +365,12 @@ def test_margins_stand_in_for_thresholds():
     assert (anomaly.kind, anomaly.value, anomaly.baseline) == ("overheating", 84.0, 87.0)
 
 
-HOT_C, COUNTED_S = key("temperature_celsius", "gpu"), key("throttle_seconds_total", "sw_thermal")
-CLOCK, HW_STATE = key("clock_hertz", "sm"), key("throttle_active", "hw_thermal")
-SW_STATE, CAPPED = key("throttle_active", "sw_thermal"), key("throttle_active", "sw_power_cap")
-SET_CLOCKS = key("throttle_active", "application_clocks")
-
-
-@pytest.mark.parametrize(
-    ("before", "values", "kind", "says"),
-    [
-        # As in the field: the violation counter stands still.
-        (
-            {},
-            {HOT_C: 91, HW_STATE: 1, key("throttle_active", "hw_slowdown"): 1, CLOCK: 0.9e9},
-            "thermal_throttle",
-            "at 91 °C; the SM clock is 900 MHz of 1980 MHz; the driver: hw_thermal counter 0%, "
-            "state 93%, sw_thermal counter 0%, state 0%",
-        ),
-        ({}, {SW_STATE: 1}, "thermal_throttle", "sw_thermal counter 0%, state 93%"),
-        ({}, {HOT_C: 91, CLOCK: 0.9e9}, "thermal_throttle", "too hot, and the SM clock low under"),
-        ({}, {HOT_C: 88, SW_STATE: 1, COUNTED_S: 1e3, CLOCK: 1.2e9}, "thermal_throttle", "at 88 °"),
-        # The clock that was set explains it.
-        ({}, {HOT_C: 91, CLOCK: 0.9e9, CAPPED: 1}, "overheating", "4 °C above the 87 °C"),
-        ({}, {HOT_C: 91, CLOCK: 0.9e9, SET_CLOCKS: 1}, "overheating", "is at 91 °C"),
-        ({CLOCK: 0.9e9}, {HOT_C: 91, CLOCK: 0.9e9}, "overheating", "is at 91 °C"),
-    ],
-)
+@pytest.mark.parametrize(("before", "values", "kind", "says"), CASES["heat"])
 def test_one_witness_of_heat_is_enough_and_a_set_clock_is_none(before, values, kind, says):
     node, engine = Node(), detection()
-    opened(engine, node.readings(150, lambda *_: before))
-    early = opened(engine, node.readings(33, lambda *_: values))
-    found = [*early, *opened(engine, node.readings(200, lambda *_: values))]
+    opened(engine, node.readings(150, fault_of(before)))
+    early = opened(engine, node.readings(33, fault_of(values)))
+    found = [*early, *opened(engine, node.readings(200, fault_of(values)))]
     assert [a.kind for a in found] == [kind]
     assert (early == found) == (kind == "thermal_throttle")
     assert says in found[0].summary
