@@ -1,11 +1,12 @@
 """Traces of inference servers: their marks, and what is found between and in their iterations."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cases import cases as tables
 from tests.diagnosis.captures import diagnosed, written
 from tests.diagnosis.traces import TraceFile
 from warpwatch_diagnosis.__main__ import main
@@ -16,90 +17,37 @@ from warpwatch_diagnosis.measures.iterations import parse
 FOLDER = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
 VLLM = "execute_context_{0}({1})_generation_{2}({2})"
 FIXTURES = Path(__file__).with_name("fixtures") / "servers"
-# Duration in µs, gap before it, prompts, their tokens, requests that decode.
-Pass = tuple[int, int, int, int, int]
+CASES = tables(__file__)
 
 
 def test_the_work_of_an_iteration_is_in_its_mark(cases):
     cases("diagnosis/marks.txt", parse)
 
 
-def server(passes: Iterable[Pass], mark: str = VLLM, gpu: bool = False) -> TraceFile:
+def marked(marks: Iterable[Sequence[Any]], gpu: bool = False) -> TraceFile:
+    """Return iterations with work on the CPU or the GPU; rows as in servers.yaml."""
     trace, at = TraceFile(steps=0), 0
-    for us, gap, prompts, tokens, decoding in passes:
-        at += gap
-        trace.annotation(mark.format(prompts, tokens, decoding), at, us)
-        if gpu:
-            trace.kernel(at + 50, us - 50, at + 20)
-        else:
-            trace.operator(at, us)
-        at += us
+    for count, mark, us, gap in marks:
+        for _ in range(count):
+            at += gap
+            trace.annotation(mark, at, us)
+            if gpu:
+                trace.kernel(at + 50, us - 50, at + 20)
+            else:
+                trace.operator(at, us)
+            at += us
     return trace
 
 
-def decoding(count: int, us: int = 4000, gap: int = 200) -> list[Pass]:
-    return [(us, gap, 0, 0, 8)] * count
+def server(passes: Iterable[Sequence[int]], gpu: bool = False) -> TraceFile:
+    return marked([(n, VLLM.format(*work), us, gap) for n, us, gap, *work in passes], gpu)
 
 
-PROMPT: Pass = (30_000, 200, 2, 2048, 8)
-FAULTS: dict[str, tuple[list[Pass], str]] = {
-    "decoding without gaps is healthy": (decoding(10), "healthy"),
-    "a gap before requests that decode is the scheduler's": (
-        decoding(10, gap=2000), "scheduler_bound",
-    ),
-    "a gap before a new prompt is a wait for work": (
-        [*decoding(5), (4000, 60_000, 1, 64, 0), (4000, 200, 0, 0, 1)], "waiting_for_work",
-    ),
-    "a prompt that decoding requests wait for": (
-        [*decoding(4), PROMPT, *decoding(3), PROMPT], "prefill_interference",
-    ),
-    "short prompts beside decoding are healthy": (
-        [*decoding(4), (6000, 200, 1, 64, 8), *decoding(4)], "healthy",
-    ),
-    "long prompts without decoding are healthy": ([(30_000, 200, 2, 2048, 0)] * 4, "healthy"),
-}  # fmt: skip
-
-
-def marked(*marks: tuple[str, int], gap: int = 1000) -> TraceFile:
-    """Iterations with these marks and µs, ``gap`` µs apart."""
-    trace, at = TraceFile(steps=0), 0
-    for mark, us in marks:
-        trace.annotation(mark, at, us)
-        trace.operator(at, us)
-        at += us + gap
-    return trace
-
-
-PREEMPTING = (
-    ("iteration[decode decode_requests=8]", 4900),
-    ("iteration[mixed prefill_tokens=500 decode_requests=6 preempted=2]", 4900),
-    ("iteration[mixed prefill_tokens=500 decode_requests=6 preempted=1]", 4900),
-)
-BATCHES = [(f"step[DECODE bs={k}]", 3000) for k in (8, 8, 8, 9, 9)]
-# The gap before the batch of prompts is not idle: the next to decode had requests before.
-BATCHES.insert(3, ("step[EXTEND bs=1 toks=4096]", 40_000))
-ONE_PROMPT = server([*decoding(4), (5000, 200, 1, 400, 7), *decoding(3)])
-# The trace, what is known besides, and the verdict; iterations have work on the CPU or the GPU.
-CAPTURES: dict[str, tuple[TraceFile, dict[str, Any], str]] = {
-    **{
-        f"{name}-{'gpu' if gpu else 'cpu'}": (server(passes, gpu=gpu), {}, verdict)
-        for name, (passes, verdict) in FAULTS.items() for gpu in (False, True)
-    },
-    "batches of prompts between decoding": (marked(*BATCHES), {}, "prefill_interference"),
-    "preempted requests": (marked(*PREEMPTING * 3, gap=100), {}, "kv_thrash"),
-    "one preemption": (marked(PREEMPTING[1], *PREEMPTING[:1] * 5, gap=100), {}, "healthy"),
-    "a prompt beside decoding": (ONE_PROMPT, {}, "healthy"),
-    "the anomaly names kv_thrash that no mark shows": (
-        ONE_PROMPT, {"anomaly": RequestingAnomaly("kv_thrash")}, "kv_thrash",
-    ),
-    "a longer wait for work than in the baseline": (
-        server([*decoding(9), (4000, 6000, 1, 64, 0), (4000, 200, 0, 0, 1)]),
-        {"baseline": [server(decoding(11))]}, "healthy",
-    ),
-    "a baseline with other work": (
-        server(decoding(6)), {"baseline": [server([(40_000, 200, 4, 4096, 0)] * 4)]}, "healthy",
-    ),
-}  # fmt: skip
+CAPTURES: dict[str, dict[str, Any]] = CASES["captures"] | {
+    f"{name}-{where}": about | {"gpu": where == "gpu"}
+    for name, about in CASES["faults"].items()
+    for where in ("cpu", "gpu")
+}
 
 
 def without_training(found: Diagnosis) -> None:
@@ -110,13 +58,19 @@ def without_training(found: Diagnosis) -> None:
 
 @pytest.mark.parametrize("name", CAPTURES)
 def test_a_server_has_the_verdict_of_its_fault(tmp_path, name, golden_text):
-    trace, options, verdict = CAPTURES[name]
-    if "baseline" in options:
-        options = {"baseline": written(tmp_path, *options["baseline"], name="before")}
+    about, options = CAPTURES[name], dict[str, Any]()
+    if "marks" in about:
+        trace = marked(about["marks"])
+    else:
+        trace = server(about["passes"], about.get("gpu", False))
+    if "baseline" in about:
+        options["baseline"] = written(tmp_path, server(about["baseline"]), name="before")
+    if "anomaly" in about:
+        options["anomaly"] = RequestingAnomaly(about["anomaly"])
     found = diagnosed(tmp_path, trace, **options)
     golden_text(found)
     marks = sum(one["cat"] == "user_annotation" for one in trace.events)
-    assert (found.verdict, found.measures[0].step_count) == (verdict, marks)
+    assert (found.verdict, found.measures[0].step_count) == (about["verdict"], marks)
     without_training(found)
 
 
@@ -131,13 +85,14 @@ def test_a_training_that_generates_text_keeps_its_steps(tmp_path):
 
 
 def test_a_wait_for_work_is_no_problem_to_the_command(tmp_path):
-    trace = server([*decoding(5), (4000, 60_000, 1, 64, 0)])
+    trace = server([(5, 4000, 200, 0, 0, 8), (1, 4000, 60_000, 1, 64, 0)])
     assert main([str(trace.write(tmp_path / "rank0.json"))]) == 0
 
 
 def test_a_short_prompt_is_no_other_work_than_the_baselines(tmp_path):
-    now = server([*decoding(3, us=5000), (5200, 200, 1, 64, 8), *decoding(2, us=5000)])
-    before = server(decoding(6)).write(tmp_path / "before0.json")
+    slow = (5000, 200, 0, 0, 8)
+    now = server([(3, *slow), (1, 5200, 200, 1, 64, 8), (2, *slow)])
+    before = server([(6, 4000, 200, 0, 0, 8)]).write(tmp_path / "before0.json")
     anomaly = RequestingAnomaly("step_regression")
     found = diagnose([now.write(tmp_path / "rank0.json")], [before], anomaly=anomaly)
     assert (found.verdict, found.findings[0].confidence) == ("slower_compute", "high")
