@@ -1,7 +1,7 @@
 """Waiting and late ranks of a hanging job, from their stacks."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from warpwatch_diagnosis.trace.files import TraceError
 
 TORCH = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 LIBRARY = "/usr/lib/python3.12/"
-PACKAGES = LIBRARY + "site-packages/"
 STEP = ("/home/me/train.py", 41, "step")
 # File, line, function.
 Frame = tuple[str, int, str]
@@ -31,7 +30,7 @@ def place(
     rank: int,
     *frames: Frame,
     calls: str | None = None,
-    others: tuple[dict[str, Any], ...] = (),
+    others: Iterable[dict[str, Any]] = (),
     **more: Any,
 ) -> Path:
     """Rank's file with these frames of its main thread, innermost last."""
@@ -58,32 +57,19 @@ def stack(folder: Path, rank: int, function: str | None) -> Path:
 
 BARRIER, REDUCE = "barrier", "all_reduce"
 STOPPED = "the process is stopped: no stacks"
-INSIDE = (STEP, (TORCH, 2900, REDUCE))
-QUEUE = ((LIBRARY + "queue.py", 171, "get"), (LIBRARY + "threading.py", 355, "wait"))
-JOIN = (LIBRARY + "threading.py", 1147, "join")
-LOADER = (PACKAGES + "torch/utils/data/dataloader.py", 1275, "_get_data")
-BACKWARD = (
-    (PACKAGES + "torch/_tensor.py", 600, "backward"),
-    (PACKAGES + "torch/autograd/graph.py", 823, "_engine_run_backward"),
-)
-WRITER = {"name": "writer", "frames": framed([("/home/me/save.py", 7, "save")], "acquire")}
-HOLDER = {"name": "writer", "gil": True, "frames": framed([("/me/save.py", 7, "save")])}
-HOLDS: dict[str, Any] = {"silent_reason": "holds the GIL"}
+CASES = tables(__file__)
 
 
-def collective(
-    number: int, p2p: bool = False, name: str = "nccl:all_reduce", **more: Any
-) -> dict[str, Any]:
-    return {"process_group": "0", "sequence": number, "name": name, "p2p": p2p, **more}
-
-
-def in_collectives(folder: Path, *collectives: list[Any], **more: Any) -> list[Path]:
-    return [place(folder, k, STEP, collectives=c, **more) for k, c in enumerate(collectives)]
+def in_step(folder: Path, ranks: list[dict[str, Any]]) -> list[Path]:
+    """Write the files of the ranks of a situation."""
+    whole = [{"frames": (), **about} for about in ranks]
+    return [place(folder, rank, STEP, *one.pop("frames"), **one) for rank, one in enumerate(whole)]
 
 
 def behind(folder: Path, state: str, time: float) -> list[Path]:
-    peer = collective(812, state=state, time=time)
-    rank = collective(811, state="completed", time=899.0)
+    group = {"process_group": "0", "name": "nccl:all_reduce", "p2p": False}
+    peer = group | {"sequence": 812, "state": state, "time": time}
+    rank = group | {"sequence": 811, "state": "completed", "time": 899.0}
     return [
         place(folder, 0, STEP, time=1000.5, collectives=[peer]),
         place(folder, 1, STEP, time=1000.0, collectives=[rank]),
@@ -102,51 +88,22 @@ def renamed(folder: Path) -> Path:
     return path
 
 
-FILES: dict[str, Callable[[Path], list[Path]]] = {
-    "a damaged file counts as missing": lambda f: [damaged(f), stack(f, 1, REDUCE)],
-    "a file of another rank counts as missing": lambda f: [stack(f, 0, REDUCE), renamed(f)],
-    "a lock": lambda f: [place(f, 0, STEP, calls="acquire")],
-    "a lock by a with statement": lambda f: [place(f, 0, STEP, calls="__enter__")],
-    "a queue": lambda f: [place(f, 0, STEP, *QUEUE, calls="acquire")],
-    "the end of a thread": lambda f: [place(f, 0, STEP, JOIN)],
-    "its data": lambda f: [place(f, 0, STEP, LOADER, QUEUE[0])],
-    "locks in two threads": lambda f: [place(f, 0, STEP, calls="acquire", others=(WRITER,))],
-    "another thread holds the GIL": lambda f: [place(f, 0, STEP, others=(HOLDER,), **HOLDS)],
-    "a C call holds the GIL": lambda f: [place(f, 0, STEP, **HOLDS)],
-    "backward alone": lambda f: [place(f, 0, STEP, *BACKWARD)],
-    # A rank that is stopped within a collective waits for no one.
-    "stopped within a collective": lambda f: [
-        place(f, 0, *INSIDE),
-        place(f, 1, *INSIDE, silent_reason="stopped"),
-        place(f, 2, STEP, calls="acquire"),
-    ],
-    "rank 1 never entered 812": lambda f: in_collectives(
-        f,
-        [collective(n) for n in (811, 812, 813)],
-        [collective(811), collective(9000, True, "nccl:send")],
-        [collective(813)],
-    ),
-    "all entered the same": lambda f: in_collectives(f, [collective(811)], [collective(811)]),
-    "what is no collective": lambda f: in_collectives(f, [5, {"sequence": "x"}, {"sequence": 3}]),
-    "a peer waits for rank 1": lambda f: behind(f, "started", 900.0),
-    # The job goes on: rank 1 was looked at before its peer had come so far, or a moment after, or
-    # the collective is over.
-    "a peer came later": lambda f: behind(f, "started", 1000.2),
-    "a peer came a moment before": lambda f: behind(f, "started", 999.9),
-    "a peer has left the collective": lambda f: behind(f, "completed", 900.0),
-}
-
-
 def test_each_situation_has_the_diagnosis_of_the_golden_file(tmp_path, golden):
     found = {}
-    for name, (functions, missing) in tables(__file__)["ranks"].items():
+    for name, (functions, missing) in CASES["ranks"].items():
         files = [stack(tmp_path, number, function) for number, function in enumerate(functions)]
         found[name] = diagnose_stacks(files, missing=missing)
-    for name, files_of in FILES.items():
-        found[name] = diagnose_stacks(files_of(tmp_path))
+    other = [damaged(tmp_path), stack(tmp_path, 1, REDUCE)]
+    found["a damaged file counts as missing"] = diagnose_stacks(other)
+    other = [stack(tmp_path, 0, REDUCE), renamed(tmp_path)]
+    found["a file of another rank counts as missing"] = diagnose_stacks(other)
+    for name, ranks in CASES["situations"].items():
+        found[name] = diagnose_stacks(in_step(tmp_path, ranks))
+    for name, seen in CASES["behind"].items():
+        found[name] = diagnose_stacks(behind(tmp_path, *seen))
     paths = [stack(tmp_path, number, BARRIER) for number in range(2)]
     found["on nodes"] = diagnose_stacks(paths, {2: STOPPED}, {1: "gpu-1", 2: "gpu-2"})
-    backward = [place(tmp_path, 0, STEP, *BACKWARD)]
+    backward = in_step(tmp_path, CASES["situations"]["backward alone"])
     found["backward probably waits"] = diagnose_stacks(backward, missing={1: STOPPED})
     golden("diagnosis/stacks.json", json.dumps(found, indent=1).encode())
 
