@@ -1,9 +1,12 @@
 """The engine: records through detectors, joined steps, and replay of logs."""
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.detection.life import LLAMA
 from tests.detection.streams import EPOCH_S, Job, detection, fed, joined, opened
 from warpwatch_detection.anomalies import snapshot
@@ -130,64 +133,22 @@ def ranks_step(rank: int, step: int, profiled: bool = False, **phases: float) ->
     return Step(time, "llama", rank, step, 1.0, phases_s=phases, profiled=profiled)
 
 
-def of_both(*steps: int) -> list[Step]:
-    return [ranks_step(rank, step) for step in steps for rank in (0, 1)]
-
-
-def said(rank: int, event: str, at: float = 0.0) -> RankEvent:
-    return RankEvent(EPOCH_S + at, "llama", rank, event)
-
-
-JOINED: dict[str, list[Record]] = {
-    "steps of ranks that arrive in batches": [
-        *of_both(0),
-        *(ranks_step(0, n, comm=0.5) for n in (1, 2, 3)),
-        *(ranks_step(1, n, comm=0.1, data_wait=0.2) for n in (1, 2, 3)),
-    ],
-    "a lost record costs one step and a repeated one nothing": [
-        *of_both(0), ranks_step(0, 1), *of_both(2), ranks_step(1, 2), ranks_step(0, 1),
-    ],
-    "a silent rank delays 64 steps at most": [
-        *of_both(0), *(ranks_step(0, n) for n in range(1, 101)),
-    ],
-    "a rank that died is not waited for": [*of_both(0), said(1, "died", 1), ranks_step(0, 1)],
-    "a restart counts its warm-up again": [
-        *(ranks_step(0, n) for n in range(10)), ranks_step(0, 0), ranks_step(0, 1),
-    ],
-    # The first has a successor before the second is seen to be gone.
-    **{
-        f"ranks that are replaced one after the other from step {first}": [
-            *of_both(*range(4980, 5001)), said(0, "died"), ranks_step(0, first),
-            ranks_step(0, first + 1), said(1, "died"), *of_both(*range(first + 2, first + 102)),
-        ]
-        for first in (0, 4000)
-    },
-    "late records of a rank that left are no restart": [
-        *of_both(*range(100)), said(1, "died"), ranks_step(1, 98), ranks_step(1, 99),
-        said(1, "died"), ranks_step(0, 100),
-    ],
-    "a rank that is read late for the first time is no restart": [
-        *(ranks_step(0, n) for n in range(200)), *(ranks_step(1, n) for n in range(200)),
-        *of_both(200),
-    ],
-    "a capture of one rank and twenty steps after it are left out": [
-        *of_both(0), said(1, "capture_armed"), *of_both(1, 2, 3), said(1, "capture_finished", 3),
-        *of_both(*range(4, 26)),
-    ],
-    "a profiled step and twenty after it are left out": [
-        ranks_step(0, n, n in (3, 4)) for n in range(30)
-    ],
-    "a profiled step of one rank is left out of all": [
-        ranks_step(rank, n, (n, rank) == (1, 1)) for n in range(30) for rank in (0, 1)
-    ],
-}  # fmt: skip
+def two_ranks(rows: Iterable[Sequence[Any]]) -> Iterator[Record]:
+    """Yield the records of rows as in detection.yaml."""
+    for rank, first, last, *about in rows:
+        if isinstance(first, str):
+            yield RankEvent(EPOCH_S + last, "llama", rank, first)
+            continue
+        for step in range(first, last + 1):
+            for one in (0, 1) if rank == "both" else (rank,):
+                yield ranks_step(one, step, **dict(*about))
 
 
 def test_steps_of_ranks_are_joined_as_in_the_golden_file(golden_case):
     text = ""
-    for name, records in JOINED.items():
+    for name, rows in cases(__file__).items():
         text += f"{name}:\n"
-        for step in joined(records):
+        for step in joined(two_ranks(rows)):
             ranks = "".join(
                 f", {rank}: {step.compute_s[rank]:.3f} {step.data_wait_s[rank]:.3f}"
                 for rank in step.compute_s
