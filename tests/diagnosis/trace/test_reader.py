@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.traces import ORIGIN_US, STEP_US, TraceFile, cpu_rank
 from warpwatch_diagnosis.trace import events, files
-from warpwatch_diagnosis.trace.events import Kind
 from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.trace.reader import Trace, read_trace, take_inventory
 
+CASES = cases(__file__)
 GOOD = json.dumps({"traceEvents": cpu_rank(0).events}).encode()
 STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "tid": 1, "pid": 1}
 
@@ -26,21 +27,12 @@ def timed(*times: tuple[Any, Any]) -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is empty"),
-        (b"not a trace", "is not JSON"),
+        *((text.encode(), said) for text, said in CASES["refused"]),
         (b"\x89PNG\r\n\x1a\n", "is not JSON"),
-        (b"{}", "not a profiler trace"),
-        (b"[]", "not a profiler trace"),
-        (b'{"schemaVersion": 1}', "no traceEvents"),
-        (b'{"traceEvents": []}', "no events"),
-        (b'{"schemaVersion": 1, "traceEvents": []}', "no events"),
-        (b'{"traceEvents": 5}', "no operator"),
-        (b'{"traceEvents": [{"ph": "M"}, 5, null]}', "no operator"),
         (GOOD[:-40], "is cut short"),
         (gzip.compress(GOOD, mtime=0)[:-40], "is cut short"),
         (b"\x1f\x8b" + b"x" * 50, "damaged gzip"),
         (b'{"traceEvents": [' + b"[" * 100_000, "nested too deeply"),
-        (b'{"traceEvents": [{"ph": "X"} {"ph": "X"}]}', "is not JSON"),
         (GOOD + GOOD, "is not JSON"),
         *((timed(times), "usable time") for times in ((0, 1), (5, -1), ("5", 1), (1e300, 1))),
         (timed((5, 1), (1.7e15, 1)), "broken clock"),
@@ -73,17 +65,10 @@ def test_too_many_bytes_or_events_are_refused_at_the_limit(tmp_path):
         read_trace(path, max_events=count - 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "head", "rank"),
-    [
-        ("a.json", {}, None),
-        ("rank3.pt.trace.json", {}, 3),
-        ("a.json", {"warpwatch": {"rank": 4, "job": "llama", "first_step": 7}}, 4),
-        ("rank3.json", {"distributedInfo": {"rank": 5}, "warpwatch": {"rank": 4}}, 5),
-        ("a.json", {"distributedInfo": {"rank": "5"}, "warpwatch": "4"}, None),
-        ("a.json", {"distributedInfo": {"rank": 10**400}, "warpwatch": {"rank": 2**63}}, None),
-    ],
-)
+HUGE = {"distributedInfo": {"rank": 10**400}, "warpwatch": {"rank": 2**63}}
+
+
+@pytest.mark.parametrize(("name", "head", "rank"), [*CASES["ranks"], ("a.json", HUGE, None)])
 def test_the_rank_is_in_the_metadata_or_the_name(tmp_path, name, head, rank):
     assert read_trace(TraceFile(**head).write(tmp_path / name)).rank == rank
 
@@ -97,19 +82,8 @@ def read_elements(tmp_path: Path, *elements: Any) -> Trace:
     return read_trace(path)
 
 
-CATEGORIES: dict[Kind, str] = {
-    "operator": "cpu_op Operator",
-    "annotation": "user_annotation",
-    "runtime": "cuda_runtime cuda_driver Runtime xpu_runtime xpu_driver mtia_runtime "
-    "privateuse1_runtime privateuse1_driver",
-    "kernel": "kernel Kernel",
-    "copy": "gpu_memcpy gpu_memset Memcpy Memset",
-    "python": "python_function",
-}
-
-
 def test_each_category_of_old_and_new_traces_has_its_kind(tmp_path):
-    names = {kind: text.split() for kind, text in CATEGORIES.items()}
+    names = {kind: text.split() for kind, text in CASES["categories"].items()}
     other = ["ac2g", "cuda_sync", "gpu_user_annotation", "overhead", "new", None, 5]
     categories = [*(name for kept in names.values() for name in kept), *other]
     events = [FULL | {"cat": category, "name": str(category)} for category in categories]
@@ -158,16 +132,7 @@ def test_times_keep_their_nanoseconds(tmp_path):
 
 
 def test_of_python_frames_those_are_kept_that_say_something(tmp_path):
-    kept = [
-        "train.py(12): step", "<built-in function collect>", "Python GC",
-        "torch/serialization.py(900): save", "torch/_dynamo/convert_frame.py(1): _compile",
-        "/home/a/site-packages/transformers/trainer.py(2): save_pretrained",
-    ]  # fmt: skip
-    dropped = [
-        "torch/nn/modules/module.py(1750): _call_impl", "nn.Module: Linear_0",
-        "<built-in method linear of type object at 0x7f>", "threading.py(20): run",
-        "/usr/lib/python3.11/site-packages/torch/optim/adam.py(1): step",
-    ]  # fmt: skip
+    kept, dropped = CASES["kept"], CASES["dropped"]
     frames = [FULL | {"cat": "python_function", "name": name} for name in kept + dropped]
     assert [e.name for e in read_elements(tmp_path, *frames).events["python"]] == kept
 
