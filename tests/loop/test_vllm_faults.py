@@ -8,44 +8,26 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.vllm_server import MARKS, Server, model
 
 pytestmark = MARKS
 __all__ = ["model"]
 USUAL: dict[str, Any] = {"forward_s": [0.1, 0.1]}
-# Clients, and at most the tokens of their prompts and answers.
-LOAD = (4, 60, 120)
-SHORT_ANSWERS = (6, 60, 16)
-
-
-def stop_rank_1(server: Server) -> None:
-    os.kill(int(server.processes()[1]["pid"]), signal.SIGSTOP)
-
-
-def six_times_the_load(server: Server) -> None:
-    server.serve(24, 60, 120)
-
-
-def becomes(**faults: Any) -> Callable[[Server], None]:
-    return lambda server: server.go_wrong(USUAL | faults)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a server, and what is to be found: kind, rank, verdict, words of its sentences.
+    """A fault of a server and what is to be found, as vllm_faults.yaml describes them."""
 
-    rise: the least rise that the detector must see before; 0 if it learns nothing.
-    """
-
-    begin: Callable[[Server], None]
     kind: str
     verdict: str
     sentence: str
@@ -53,38 +35,22 @@ class Fault:
     rank: int | None = None
     rise: float = 0.0
     ranks: int = 1
-    load: tuple[int, int, int] = LOAD
-    options: tuple[str, ...] = field(default=())
+    load: Sequence[int] = (4, 60, 120)
+    options: Sequence[str] = ()
+    becomes: dict[str, Any] | None = None
+    stops: int | None = None
+    then_load: Sequence[int] = ()
+
+    def begin(self, server: Server) -> None:
+        if self.becomes:
+            server.go_wrong(USUAL | self.becomes)
+        if self.stops is not None:
+            os.kill(int(server.processes()[self.stops]["pid"]), signal.SIGSTOP)
+        if self.then_load:
+            server.serve(*self.then_load)
 
 
-FAULTS = {
-    "forward": Fault(
-        becomes(forward_s=[0.115]), "step_regression", "slower_compute",
-        "longer for the same work since iteration", explained="operator vllm_faults::kernels: 10",
-        rise=0.14,
-    ),
-    "stopped rank": Fault(
-        stop_rank_1, "hang", "stopped_rank", "the process of rank 1 does not respond",
-        "rank 1 is stopped", 1, ranks=2,
-    ),
-    "slow rank": Fault(
-        becomes(forward_s=[0.1, 0.13]), "straggler", "straggler",
-        "rank 1 computes 2", "rank 1", 1, rise=0.25, ranks=2,
-    ),
-    "cache": Fault(
-        six_times_the_load, "kv_thrash", "kv_thrash", "the KV cache is too small for the load",
-        options=("--num-gpu-blocks-override=20",),
-    ),
-    "scheduler": Fault(
-        becomes(schedule_s=0.05), "step_regression", "scheduler_bound",
-        "longer for the same work since iteration", rise=0.2,
-    ),
-    "front end": Fault(
-        becomes(front_end_s=0.4), "latency_regression", "blocked_front_end",
-        "cause: the front end", "rank 2 is in write_access_logs (vllm_faults.py:", 2,
-        rise=1.0, load=SHORT_ANSWERS,
-    ),
-}  # fmt: skip
+FAULTS = {name: Fault(**about) for name, about in cases(__file__).items()}
 
 
 @pytest.fixture
