@@ -113,6 +113,19 @@ def a_scaler_that_is_switched_off(net: Any, optimizer: Any) -> None:
             optimizer.step(None)
 
 
+class Given(torch.optim.SGD):  # type: ignore[misc]
+    def step(self, given: Any) -> Any:
+        return given
+
+
+def an_optimizer_that_takes_no_closure() -> None:
+    net = model()
+    optimizer = Given(net.parameters())
+    for given in (torch.ones(3), net, {"epoch": 3}):
+        backward(net)
+        assert optimizer.step(given) is given
+
+
 def inside_of_backward() -> None:
     net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(80)))
     optimizers = {

@@ -13,10 +13,10 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from threading import get_ident
 from time import monotonic_ns
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from warpwatch import faults
@@ -41,6 +41,8 @@ _KERAS_ON_TORCH = "keras.src.backend.torch"
 MAX_SUB_GROUPS = 64
 # zero_grad after a backward without a step that was seen, where steps have been seen before.
 BLIND_AFTER = 3
+# A program's own optimizer may take something else in the place of the closure: a tensor, a module.
+_CLOSURES = (FunctionType, MethodType, partial)
 
 
 class OptimizerHooks:
@@ -93,7 +95,7 @@ class OptimizerHooks:
                     self._phase = monitor.phases["optimizer"].index
                 closure = kwargs.get("closure") if kwargs else None
                 if len(args) > 1:
-                    closure = args[1]
+                    closure = args[1] if isinstance(args[1], _CLOSURES) else None
                 self._closure = closure is not None
                 if self._closure:
                     self._running.append(id(stepper))
