@@ -165,8 +165,9 @@ class StepClock(PhaseTimes):
 
     def count(self, samples: int = 0, tokens: int = 0) -> None:
         """Add samples and tokens that are known only after the step's start."""
-        self.samples += bounded_count(samples)
-        self.tokens += bounded_count(tokens)
+        if get_ident() == self.thread:
+            self.samples += bounded_count(samples)
+            self.tokens += bounded_count(tokens)
 
     def phase_index(self, name: str) -> int:
         """Return the index of the phase's time; OTHER if there are MAX_PHASES already."""

@@ -136,12 +136,12 @@ def test_a_phase_ends_with_another_thread_inside(watched, clock):
 
 def test_another_thread_neither_counts_nor_disturbs_the_phases(watched):
     def elsewhere() -> None:
-        with watched.step(), watched.phase("prefetch"):
-            pass
+        with watched.step() as step, watched.phase("prefetch"):
+            step.count(tokens=7)
 
-    with watched.step():
+    with watched.step(tokens=20):
         in_thread(elsewhere)
-    assert (watched.clock.steps, watched.clock.phase_names) == (1, [])
+    assert (counts(watched), watched.clock.phase_names) == ((1, 0, 20), [])
     take_step(watched)
     assert watched.clock.steps == 2
 
