@@ -71,14 +71,14 @@ def _start(monitor: Monitor, job: str | None) -> None:
 
 def _install() -> None:
     global _installed
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:
+        # A child of it ends without atexit, and drops the finalizers of its parent.
+        multiprocessing.Finalize(None, _at_child_exit, exitpriority=0)
     if _installed:
         return
     _installed = True
     atexit.register(_at_exit)
-    multiprocessing = sys.modules.get("multiprocessing.util")
-    if multiprocessing is not None:
-        # A child of it ends without atexit.
-        multiprocessing.Finalize(None, _at_child_exit, exitpriority=0)
     os.register_at_fork(after_in_child=_in_child)
     previous = sys.excepthook
 

@@ -169,14 +169,17 @@ def serve(how):
     raise {"error": ValueError("engine"), "exit": SystemExit(0)}[how]
 
 if __name__ == "__main__":
+    if sys.argv[2:]:
+        __import__("warpwatch").attach()
     child = multiprocessing.get_context("fork").Process(target=serve, args=(sys.argv[1],))
     child.start()
     child.join()
 """
 
 
+@pytest.mark.parametrize("parent", [[], ["attached"]])
 @pytest.mark.parametrize(("how", "events"), [("error", ["exception", "exit"]), ("exit", ["exit"])])
-def test_an_exception_that_ends_a_child_of_multiprocessing_is_reported(folder, how, events):
-    with program(folder, ENGINE, how) as process:
+def test_an_exception_that_ends_a_child_of_multiprocessing_is_reported(folder, how, events, parent):
+    with program(folder, ENGINE, how, *parent) as process:
         process.wait()
     assert folder.ring().event_names() == events
