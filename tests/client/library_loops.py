@@ -74,6 +74,12 @@ def by_distributed_autograd() -> None:
     method = f"file://{os.path.join(sys.argv[1], 'rpc')}"
     options = rpc.TensorPipeRpcBackendOptions(init_method=method)
     rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+
+    def both(context: int, loss: torch.Tensor) -> None:
+        dist_autograd.backward(context, [loss])
+        torch.autograd.backward([loss])
+
+    torch.jit.script(both)
     net = model()
     references = [rpc.RRef(parameter) for parameter in net.parameters()]
     optimizer = DistributedOptimizer(torch.optim.SGD, references, lr=0.01)

@@ -159,6 +159,19 @@ def install_distributed(module: ModuleType, state: HookState) -> None:
             hook.end()
 
     module.backward = backward  # type: ignore[attr-defined]
+    _let_script_compile(backward, original)
+
+
+def _let_script_compile(wrapper: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Give TorchScript the wrapper as the builtin that it has for the original."""
+    script: Any = sys.modules.get("torch.jit._builtins")
+    for function, builtin in getattr(script, "_builtin_ops", ()):
+        if function is original:
+            script._builtin_ops.append((wrapper, builtin))
+            # It has the ids of all builtins from the first use of TorchScript on.
+            if script._builtin_table is not None:
+                script._builtin_table[id(wrapper)] = builtin
+            return
 
 
 DDP_MODULE = "torch.nn.parallel.distributed"
