@@ -1,6 +1,7 @@
 """Tests of the step clock without a daemon."""
 
 import os
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -287,6 +288,20 @@ def test_an_interrupt_at_the_begin_of_a_step_costs_that_step_only(watched):
         assert watched.clock.steps == before + 1, lines
         lines += 1
     assert lines > 5
+
+
+def test_an_error_of_a_signal_handler_inside_our_code_reaches_the_program(watched):
+    def time_limit(*_: Any) -> None:
+        raise TimeoutError
+
+    before, errors = signal.signal(signal.SIGUSR1, time_limit), faults.count()
+    try:
+        watched.clock.push = lambda _: signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(TimeoutError):
+            take_step(watched)
+        assert faults.count() == errors
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_an_interrupt_at_the_begin_of_a_phase_leaves_none_open(watched):
