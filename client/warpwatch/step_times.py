@@ -69,14 +69,22 @@ _PendingStep = tuple[StepRow, list[_Mark], Optional[PooledEvent], Optional[Poole
 class CudaSteps:
     """Step times by CUDA events. cuda: the module torch.cuda; log: appends an entry.
 
+    used_up: called at a boundary for which no event is free, as after many without a step's end.
     Events belong to the device on which they were first recorded, so each device has a pool. They
     are recorded as the program comes to a boundary; to which phase and step one belongs is known
     later, in the same order, when the log is settled.
     """
 
-    def __init__(self, cuda: Any, log: Callable[[Entry], None], pool_size: int = POOL_SIZE) -> None:
+    def __init__(
+        self,
+        cuda: Any,
+        log: Callable[[Entry], None],
+        used_up: Callable[[], None],
+        pool_size: int = POOL_SIZE,
+    ) -> None:
         self._cuda = cuda
         self._log = log
+        self._used_up = used_up
         self._pool_size = pool_size
         self._pools: dict[int, deque[PooledEvent]] = {}
         self._free: deque[PooledEvent] = deque()
@@ -105,7 +113,9 @@ class CudaSteps:
         if now != self._recorded_ns:
             self._recorded, self._recorded_ns = None, now
             try:
-                if self._free and not self._cuda.is_current_stream_capturing():
+                if not self._free:
+                    self._used_up()
+                elif not self._cuda.is_current_stream_capturing():
                     event = self._free.popleft()
                     event.event.record(self._stream)
                     self._recorded = event
@@ -292,6 +302,8 @@ def device_uuid(cuda: Any, visible: str | None) -> str | None:
 
 
 _NEW_STEP = [0, 0, ABSENT, ABSENT, 0, 0, *[0] * MAX_PHASES]
+# The parts of 4096 entries, which take about 5 ms to settle.
+MAX_LOG = 3 * 4096
 # How long the end of the process waits for a thread that is settling the log.
 FINISH_WAIT_S = 0.2
 
@@ -361,11 +373,16 @@ class PhaseTimes:
             return False
         try:
             self._settle()
-            self.gpu = CudaSteps(cuda, self.log.extend, pool_size)
+            self.gpu = CudaSteps(cuda, self.log.extend, self._shorten, pool_size)
             self.push = self.gpu.push
         finally:
             self._settling.release()
         return True
+
+    def _shorten(self) -> None:
+        """Settle a long log in the training thread: during an evaluation no step's end does."""
+        if len(self.log) > MAX_LOG and threading.get_ident() == self.thread:
+            self.settle()
 
     def finish(self) -> None:
         """Write all steps at exit, in any thread, also those that the GPU has not finished.

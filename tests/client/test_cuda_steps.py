@@ -153,6 +153,16 @@ def test_a_gpu_that_never_answers_costs_a_bounded_memory() -> None:
     assert training.gpu_ms == [None] * 50
 
 
+def test_a_long_evaluation_costs_a_bounded_memory() -> None:
+    training = Training()
+    training.step(2)
+    for _ in range(10_000):
+        training.monitor.switch("eval")
+    assert len(training.clock.log) < 3 * 5_000
+    training.step(4)
+    assert (training.gpu_ms, training.events_held) == ([None, 100, None, None, 100], 512)
+
+
 def test_memory_is_read_once_a_second_at_most(passing: ManualClock) -> None:
     training = Training()
     for _ in range(21):
