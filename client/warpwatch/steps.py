@@ -209,7 +209,10 @@ class StepClock(PhaseTimes):
         if self._rest_calls < REST_CALLS or monotonic_ns() - since_ns < REST_NS:
             return False
         self.settle(helping=True)
-        return self.current == OTHER and not self._stack
+        # On a GPU only the training thread settles the log.
+        kinds = self.log[::3]
+        entered = sum(kind >= OTHER for kind in kinds) - kinds.count(LEAVE)
+        return self.current == OTHER and len(self._stack) + entered <= 0
 
     def _ended(self, now: int) -> None:
         """Settle the log and advance a capture; skipped after most short steps."""

@@ -14,6 +14,7 @@ import pytest
 
 from tests.client.daemon_side import Ring
 from tests.client.interrupts import interrupted
+from tests.client.simulated_cuda import SimulatedCuda
 from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
 from warpwatch import faults
@@ -153,17 +154,29 @@ def test_a_new_training_thread_takes_over_when_the_first_has_ended(watched):
     assert watched.clock.steps == 2
 
 
+def take_steps(watched: Monitor) -> None:
+    for _ in range(20):
+        take_step(watched)
+
+
 @pytest.mark.parametrize(("rested_s", "counted"), [(9.9, (1, 20)), (10.1, (6, 15))])
 def test_a_thread_that_rests_for_10_s_and_16_calls_gives_way(watched, clock, rested_s, counted):
     take_step(watched)
     clock.advance(rested_s)
-
-    def elsewhere() -> None:
-        for _ in range(20):
-            take_step(watched)
-
-    in_thread(elsewhere)
+    in_thread(partial(take_steps, watched))
     assert (watched.clock.steps, watched.clock.steps_elsewhere) == counted
+
+
+def test_a_thread_in_a_phase_for_longer_gives_no_way_on_a_gpu_either(watched, clock):
+    watched.clock.use_gpu(SimulatedCuda())
+    take_step(watched)
+    with watched.phase("backward"):
+        clock.advance(11)
+        in_thread(partial(take_steps, watched))
+    clock.advance(11)
+    assert watched.clock.steps_elsewhere == 20
+    in_thread(partial(take_steps, watched))
+    assert watched.clock.steps == 1 + 5
 
 
 def test_short_steps_are_settled_together_every_50_ms(watched, clock):
