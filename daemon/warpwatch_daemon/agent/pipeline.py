@@ -27,6 +27,7 @@ from warpwatch_detection.engine import Detection
 from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.log_output import Complaint
+from warpwatch_runtime.supervisor import run_all
 from warpwatch_telemetry.anomalies import Anomaly, sentence
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.records import Clock, Record, Step
@@ -265,9 +266,9 @@ class Pipeline:
 
     def close(self) -> None:
         """Save everything for the next daemon, after the loop has stopped."""
-        # A round that hangs must not keep the daemon from its end.
+        # A round or a disk that hangs must not keep the daemon from its end.
         if self._owner.acquire(timeout=CLOSE_TIMEOUT_S):
-            self._archive.finish()
+            run_all({"last-archive": self._archive.finish}, CLOSE_TIMEOUT_S)
             self._owner.release()
 
     def _poll_ranks(self, now: float, at: float) -> list[Record]:

@@ -1,12 +1,14 @@
 """The pipeline's part in an anomaly's life: reported once, over restarts and failures."""
 
 import json
+import threading
 from unittest.mock import Mock
 
 import pytest
 
 from tests.daemon.captures.capture_node import CaptureNode
 from tests.daemon.state.counted import counted
+from tests.waiting import DEADLINE_S
 from warpwatch_capturing.regular import Baseline, RegularCaptures
 from warpwatch_capturing.service import CaptureService
 from warpwatch_capturing.triggers import Triggers
@@ -63,6 +65,16 @@ def test_an_anomaly_is_counted_once_and_known_to_the_next_daemon_before_its_firs
     node.pipeline.step()
     assert node.reported("crash") == [crash]
     assert counted(node.hub, "anomalies_total", "crash", "warning") is None
+
+
+def test_a_disk_that_hangs_does_not_keep_the_daemon_from_its_end(node, monkeypatch):
+    monkeypatch.setattr("warpwatch_daemon.agent.pipeline.CLOSE_TIMEOUT_S", 0.01)
+    answers = threading.Event()
+    waited = list[bool]()
+    monkeypatch.setattr(Archive, "finish", lambda _: waited.append(answers.wait(DEADLINE_S)))
+    node.pipeline.close()
+    assert waited == []
+    answers.set()
 
 
 @pytest.mark.parametrize(
