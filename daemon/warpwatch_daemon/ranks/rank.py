@@ -196,6 +196,7 @@ class Rank:
         self.shuts_down = False
         self.claims = ring.claims
         self.pid = 0
+        self._process_id = (0, b"", 0)  # PID, boot ID and start time
         self.step_begun: int | None = None
         self.recent = RecentSteps()
         self.phase_names = PhaseNames(job_phases)
@@ -203,8 +204,14 @@ class Rank:
         self._refused = 0
 
     def adopt(self, ring: OpenRing, at: float) -> None:
-        """Continue with a successor of the process that is gone."""
-        self.counts.begin_process(self.phases)
+        """Continue with a successor of the process that is gone.
+
+        A process that closes all descriptors looks gone, and makes a ring with all of its totals.
+        """
+        header = ring.reader.header()
+        is_other = header.identity[:3] != self._process_id
+        if is_other or header.totals.steps < self.counts.header.steps:
+            self.counts.begin_process(self.phases)
         self.serving.begin_process()
         self.process = RankProcess(ring, at)
         self.has_ring = True
@@ -268,7 +275,7 @@ class Rank:
         header = news.header
         self.counts.header = header.totals
         self.step_begun = header.step_begun
-        self.pid = header.identity.pid
+        self.pid, self._process_id = header.identity.pid, header.identity[:3]
         if header.metadata_sequence != self.process.metadata_sequence:
             self.claims = claims.parse(header.metadata_text, self.ring.pod_uid)
             self.process.metadata_sequence = header.metadata_sequence

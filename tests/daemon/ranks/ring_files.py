@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import secrets
 import select
@@ -74,6 +75,9 @@ def _holders() -> subprocess.Popen[str]:
     )
 
 
+_starts = itertools.count(1)
+
+
 class RingFile:
     """A ring on disk that a test writes as if it were a training process."""
 
@@ -95,9 +99,10 @@ class RingFile:
         self.steps = 0
         self.phases_ns = [0] * protocol.MAX_PHASES
         data = bytearray(protocol.RING_SIZE)
-        identity = protocol.Identity(
-            os.getpid(), boot_id(), 1, self._wall_ns(), time.monotonic_ns(), protocol.RECORD_COUNT
-        )
+        # Each ring is of another process, unless a test names its start.
+        process = os.getpid(), boot_id(), said.pop("start", None) or next(_starts)
+        times = self._wall_ns(), time.monotonic_ns()
+        identity = protocol.Identity(*process, *times, protocol.RECORD_COUNT)
         data[: protocol.IDENTITY.size] = protocol.encode_identity(identity)
         metadata_bytes = protocol.encode_metadata(1, said)
         start = protocol.META_OFFSETS[0]

@@ -107,6 +107,16 @@ def test_the_successor_of_a_dead_process_continues_its_counters(node, while_down
     assert not first.path.exists()
 
 
+@pytest.mark.parametrize(("steps", "total"), [(9, 9), (4, 6 + 4)])
+def test_another_ring_of_a_process_counts_only_what_is_new_unless_it_starts_again(
+    node, steps, total
+):
+    node.met(steps=6, start=7).die()
+    node.poll()
+    node.ring(start=7).steps_of(steps)
+    assert node.newest().steps_total == total
+
+
 def test_a_killed_process_died_and_one_that_said_so_ended(node):
     killed, ended = node.ring(rank=0), node.ring(rank=1)
     killed.step()
