@@ -54,7 +54,8 @@ def job_name(asked: str | None, environ: Mapping[str, str], argv: Sequence[str])
         script if script not in ("-c", "-m") else "",
         "python",
     )
-    return bounded(next(name for name in names if name), MAX_JOB, _MAX_JOB_BYTES)
+    # A program may pass a number.
+    return bounded(str(next(name for name in names if name)), MAX_JOB, _MAX_JOB_BYTES)
 
 
 def run_id(environ: Mapping[str, str]) -> str | None:
