@@ -73,7 +73,7 @@ class ApiClient:
         server_name: str = "",
         socket_path: Path | None = None,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
+        if not _is_address(url):
             raise UsageError(f"--url {url!r} is not an http:// or https:// address")
         self.url = self.where = self.shown_url = url.rstrip("/")
         self._token = _read_token(token_file)
@@ -143,6 +143,13 @@ def is_url_of(path: Path, url: str) -> bool:
         found: bool = ApiClient(socket_path=path).get("/healthz").get("port") == address.port
         return found
     except (WarpwatchError, ValueError):
+        return False
+
+
+def _is_address(url: str) -> bool:
+    try:
+        return url.startswith(("http://", "https://")) and urlsplit(url).port != 0
+    except ValueError:
         return False
 
 
