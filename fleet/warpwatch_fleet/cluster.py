@@ -127,6 +127,8 @@ class Cluster:
 
     def _apply(self, address: str, record: JobRecord) -> None:
         key = (address, record.job_id)
+        if isinstance(record, RankSeen):
+            self._move(address, record)
         job = self._job_of.get(key)
         if isinstance(record, RankSeen):
             if job is None:
@@ -142,6 +144,26 @@ class Cluster:
                 self.refused["unknown_rank"] += 1
         else:
             job.feed(address, record)
+
+    def _move(self, address: str, seen: RankSeen) -> None:
+        """Move a live rank here from an address that has no agent any more.
+
+        A new pod of an agent has a new address, while the ranks on its node go on.
+        """
+        for job in self._by_name.get((seen.owner, seen.job_id.base_name), ()):
+            member = job.members.get(seen.rank)
+            if member is None or not member.is_live or member.node == address:
+                continue
+            before = member.node
+            if job.nodes.get(before) == seen.job_id and self._is_replaced(before, address):
+                if job.move(member, address):
+                    self._job_of.pop((before, seen.job_id), None)
+                self._job_of[address, seen.job_id] = job
+
+    def _is_replaced(self, before: str, address: str) -> bool:
+        """Return whether an agent was removed, or is away while another one has its name."""
+        node = self.nodes.get(before)
+        return node is None or (not node.up and node.name == self.nodes[address].name)
 
     def _joined(self, address: str, seen: RankSeen) -> FleetJob | None:
         name = (seen.owner, seen.job_id.base_name)

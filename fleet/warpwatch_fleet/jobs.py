@@ -138,6 +138,15 @@ class FleetJob:
             self._start_evaluation()
         return True
 
+    def move(self, member: Member, node: str) -> bool:
+        """Move a rank to another address; return whether it was the last live one at its own."""
+        left, member.node = member.node, node
+        self.nodes[node] = self.nodes[left]
+        if left in self.live_nodes():
+            return False
+        del self.nodes[left]
+        return True
+
     def feed(self, node: str, record: Step | Serve | RankEvent | End) -> None:
         for one in self._of_ranks(node, record):
             member = self.members.get(one.rank if one.rank is not None else -1)

@@ -16,6 +16,7 @@ from warpwatch._version import __version__
 from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.jobs import RecordMerger
 from warpwatch_fleet.memory import JobStateStore
+from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.bus_messages import partition_of
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
@@ -33,9 +34,9 @@ def two() -> TestCluster:
     return cluster
 
 
-def begin(cluster: TestCluster) -> None:
+def begin(cluster: TestCluster, **about: Any) -> None:
     for number, node in enumerate(cluster.nodes):
-        node.say(*(seen(2 * number + rank) for rank in range(2)))
+        node.say(*(seen(2 * number + rank, **about) for rank in range(2)))
     cluster.hear()
 
 
@@ -284,6 +285,26 @@ def test_a_second_process_of_a_rank_is_counted_until_the_first_has_ended(two):
     two.nodes[0].say(seen(3))
     two.hear()
     assert two.job().members[3].node == "gpu-1:9400"
+
+
+@pytest.mark.parametrize(("is_removed", "master"), [(True, ""), (False, "gpu-1:29500")])
+def test_ranks_go_on_under_the_new_address_of_their_agent(is_removed, master):
+    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
+    begin(cluster, master=master)
+    train(cluster, 300)
+    first, second = cluster.nodes
+    cluster.nodes = TestNode("gpu-1", address="gpu-9:9400"), second
+    followed = cluster.nodes if is_removed else (first, *cluster.nodes)
+    cluster.cluster.set_targets({one.address: Target(one.address, {}) for one in followed})
+    if not is_removed:
+        cluster.cluster.nodes[first.address].up = False
+    cluster.nodes[0].say(seen(0, master=master), seen(1, master=master))
+    train(cluster, 60, slow=1.4)
+    assert cluster.raised() == ["straggler"]
+    assert cluster.cluster.is_whole(cluster.job(), cluster.now)
+    assert cluster.job().nodes.keys() == {"gpu-9:9400", "gpu-2:9400"}
+    assert cluster.job().members[0].steps == 360
+    assert cluster.cluster.count_refused() == {}
 
 
 def test_an_agent_of_a_tenant_speaks_for_its_owner_alone():
