@@ -130,6 +130,7 @@ class Turns:
 class Bus:
     """A connection that reconnects by itself, for one event loop.
 
+    If the server itself ends it, as when its user has expired, call ``connect`` again.
     name: the part of its inbox's subject, which no other connection may read.
     """
 
@@ -149,10 +150,17 @@ class Bus:
     def is_connected(self) -> bool:
         return self._client is not None and self._client.is_connected
 
+    @property
+    def is_closed(self) -> bool:
+        return self._client is not None and self._client.is_closed
+
     async def connect(self) -> None:
         """Connect, waiting for the server. Raises UsageError for files that cannot be used."""
         import nats
 
+        if self._client is not None:
+            reason = self._client.last_error
+            logger.warning("the bus %s: connecting again: %s", self._config.url, reason)
         config = self._config
         security: dict[str, Any] = {"tls": config.context("bus")} if _is_tls(config) else {}
         if config.credentials_file is not None:
@@ -320,8 +328,9 @@ class StreamReader:
     async def stop(self) -> None:
         if self._subscription is not None:
             subscription, self._subscription = self._subscription, None
-            async with _as_bus_errors():
-                await subscription.unsubscribe()
+            with contextlib.suppress(BusError):  # it has ended with its connection
+                async with _as_bus_errors():
+                    await subscription.unsubscribe()
 
     async def check(self) -> None:
         """Start again if the server has forgotten this reader. Raises BusError."""

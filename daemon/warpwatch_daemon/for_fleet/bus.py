@@ -192,7 +192,10 @@ class BusReplies:
 
 
 class BusAgent:
-    """The agent's part on the bus. ``run`` is a round of a loop, which lasts until ``close``."""
+    """The agent's part on the bus.
+
+    ``run`` is a round of a loop, which lasts until ``close`` or until the server ends it.
+    """
 
     def __init__(
         self,
@@ -229,7 +232,7 @@ class BusAgent:
         try:
             await self._bus.connect()
             await self._bus.serve(self._subject, self._replies.reply)
-            while not self._is_closed:
+            while not (self._is_closed or self._bus.is_closed):
                 with contextlib.suppress(BusError):
                     await self._publisher.advance()
                 await asyncio.sleep(PUBLISH_INTERVAL_S)

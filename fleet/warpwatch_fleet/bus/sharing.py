@@ -47,7 +47,7 @@ class PartitionLeases:
     def __init__(
         self, bucket: Bucket, worker: str, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._bucket = bucket
+        self.bucket = bucket
         self._worker = worker.encode()
         self._monotonic = monotonic
         self._revisions: dict[int, int] = {}
@@ -72,7 +72,7 @@ class PartitionLeases:
         try:
             await self._write(partition, self._revisions[partition])
         except ConflictError:
-            found = await self._bucket.get(_key(partition))
+            found = await self.bucket.get(_key(partition))
             if found is None:
                 return await self.acquire(partition)
             # The reply to the last renewal may have been lost.
@@ -84,10 +84,10 @@ class PartitionLeases:
 
     async def release(self, partition: int) -> None:
         self.drop(partition)
-        found = await self._bucket.get(_key(partition))
+        found = await self.bucket.get(_key(partition))
         # A renewal may have been on its way.
         if found is not None and found[0] == self._worker:
-            await self._bucket.remove(_key(partition), found[1])
+            await self.bucket.remove(_key(partition), found[1])
 
     def drop(self, partition: int) -> None:
         """Forget a lease that another has, or that is left to expire."""
@@ -105,7 +105,7 @@ class PartitionLeases:
 
     async def _write(self, partition: int, revision: int) -> None:
         started = self._monotonic()
-        self._revisions[partition] = await self._bucket.put(_key(partition), self._worker, revision)
+        self._revisions[partition] = await self.bucket.put(_key(partition), self._worker, revision)
         self._certain_until[partition] = started + CERTAIN_S
 
 

@@ -68,6 +68,7 @@ class BusSource(FleetSource):
         self.rounds = (
             (RENEW_INTERVAL_S, self._renew), (RENEW_INTERVAL_S, self._check),
             (SHARE_INTERVAL_S, self._greet), (SHARE_INTERVAL_S, self._share),
+            (RENEW_INTERVAL_S, self._reopen),
         )  # fmt: skip
         self.shares = Shares(self.worker, monotonic)
         self.url = config.bus.url
@@ -100,6 +101,21 @@ class BusSource(FleetSource):
         return {str(number): 1.0 for number in list(self._held)}
 
     async def start(self) -> None:
+        await self._connect()
+        self.links.loop = asyncio.get_running_loop()
+        self._leases = PartitionLeases(self._counts, self.worker, self._monotonic)
+        self.shares = Shares(self.worker, self._monotonic)
+
+    async def _reopen(self) -> None:
+        """Connect again if the server has ended a connection, and read all partitions anew."""
+        if self.bus.is_closed or self._records.is_closed:
+            await self.bus.close()
+            await self._records.close()
+            await self._connect()
+            self._leases.bucket = self._counts
+            self._stale |= self._held.keys() | self._resuming.keys()
+
+    async def _connect(self) -> None:
         """Connect, and wait until there are stream and buckets."""
         await self.bus.connect()
         await self._records.connect()
@@ -115,9 +131,6 @@ class BusSource(FleetSource):
                     error,
                 )
                 await asyncio.sleep(SHARE_INTERVAL_S)
-        self.links.loop = asyncio.get_running_loop()
-        self._leases = PartitionLeases(self._counts, self.worker, self._monotonic)
-        self.shares = Shares(self.worker, self._monotonic)
         await self.bus.listen(_HELLO, self._receive)
         if self._reply is not None:
             await self.bus.serve(f"{WORKERS}.{self.worker}", self._reply)

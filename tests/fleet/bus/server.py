@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import signal
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -38,14 +39,7 @@ class NatsServer:
     def start(self) -> None:
         log = self._folder / "nats.log"
         log.unlink(missing_ok=True)
-        file = self._folder / "nats.conf"
-        port = self.port or -1
-        store = self._folder / "store"
-        file.write_text(
-            f'listen: "127.0.0.1:{port}"\nlog_file: "{log}"\n'
-            f'jetstream {{store_dir: "{store}"}}\n{self._settings}'
-        )
-        self._process = subprocess.Popen([NATS, "-c", str(file)])
+        self._process = subprocess.Popen([NATS, "-c", str(self._configure(self._settings))])
 
         def listening() -> int | None:
             text = log.read_text() if log.exists() else ""
@@ -55,6 +49,19 @@ class NatsServer:
             return int(line.rsplit(":", 1)[1])
 
         self.port = eventually(listening, "nats-server does not start")
+
+    def _configure(self, settings: str) -> Path:
+        file, folder = self._folder / "nats.conf", self._folder
+        file.write_text(
+            f'listen: "127.0.0.1:{self.port or -1}"\nlog_file: "{folder / "nats.log"}"\n'
+            f'jetstream {{store_dir: "{folder / "store"}"}}\n{settings}'
+        )
+        return file
+
+    def reload(self, settings: str) -> None:
+        self._configure(settings)
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
         if self._process is not None:
