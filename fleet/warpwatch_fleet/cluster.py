@@ -171,8 +171,10 @@ class Cluster:
         job = _find_job(seen, address, named)
         if job is None and (len(self.jobs) < MAX_JOBS or self._make_room(seen.owner)):
             saved = self.saved.get(seen.job_id)
-            if saved is not None and saved.id in self.jobs:
-                saved = None
+            if saved is not None:
+                # Once only: the run may end, and start again without what was found before.
+                self.saved = {one: job for one, job in self.saved.items() if job.id != saved.id}
+                saved = None if saved.id in self.jobs else saved
             ident = saved.id if saved else _new_id(seen, [one.id for one in named])
             job = self.jobs[ident] = FleetJob(ident, seen, self._kinds, self._anomalies, saved)
             self._by_partition.setdefault(partition_of(ident), {})[ident] = job

@@ -453,6 +453,14 @@ def test_a_restart_of_the_fleet_neither_repeats_nor_forgets_an_anomaly(two, tmp_
     (over,) = two.anomalies()
     assert over.end_time is not None
     assert two.raised() == []
+    # The run ends, is forgotten, and starts again.
+    for number, node in enumerate(two.nodes):
+        node.say(*(end(2 * number + rank, two.now) for rank in range(2)))
+    for after_s in (0, 601):
+        two.now += after_s
+        two.hear()
+    begin(two)
+    assert two.anomalies() == []
 
 
 def test_a_restarted_fleet_judges_lines_that_come_before_those_of_another_node(two, tmp_path):
