@@ -89,8 +89,8 @@ class EventFeed:
 
     def drain(self, state: State) -> list[StateEvent]:
         """Return new events, oldest first."""
-        events = list(_all(state))
-        new = [event for event in events if event.key not in self._known | self._reported.keys()]
+        events, known = list(_all(state)), self._known | self._reported.keys()
+        new = [event for event in events if event.key not in known]
         # Events that the state has dropped do not come again.
         self._known = {event.key for event in events}
         return sorted(new, key=lambda event: event.time)
