@@ -86,7 +86,7 @@ class Finisher:
         work = self._urgent if capture.request.kind == "stacks" else self._work
         if not work.put(capture.request.owner, partial(self._finish, session)):
             detail = f"{MAX_WAITING} captures of {capture.request.owner} wait to be read"
-            self._register.update(capture.id, outcome="failed", detail=detail)
+            self._fail(capture, detail)
             self._count(capture, "failed")
         self._wake()
 
@@ -136,8 +136,12 @@ class Finisher:
             # The capture must end in any case.
             logger.exception("capture %s could not be finished", name)
             outcome = "failed"
-            self._register.update(name, outcome=outcome, detail=f"{type(error).__name__}: {error}")
+            self._fail(session.capture, f"{type(error).__name__}: {error}")
         self._count(session.capture, outcome)
+
+    def _fail(self, capture: Capture, detail: str) -> None:
+        end = self._wall()
+        self._register.update(capture.id, outcome="failed", detail=detail, end_time=end)
 
     def _count(self, capture: Capture, outcome: str) -> None:
         request = capture.request

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Iterator, Set
+import time
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ RUN_REGRESSION = "run_regression"
 class CaptureRegister:
     """The captures of this process. All methods are thread-safe."""
 
-    def __init__(self, store: Store, board: Board) -> None:
+    def __init__(self, store: Store, board: Board, wall: Callable[[], float] = time.time) -> None:
         self.store = store
         self._board = board
         self._lock = threading.RLock()
@@ -37,14 +38,14 @@ class CaptureRegister:
         # Jobs whose residual is shown.
         self._with_residual: Set[tuple[str, str]] = frozenset()
         self._captures = {capture.id: capture for capture in store.load(SHOWN)}
-        self._end_interrupted()
+        self._end_interrupted(wall())
         self._publish()
 
-    def _end_interrupted(self) -> None:
+    def _end_interrupted(self, now: float) -> None:
         for capture in self.all():
             if capture.outcome is None:
                 detail = f"{INTERRUPTED}the daemon ended meanwhile"
-                self.update(capture.id, outcome="failed", detail=detail)
+                self.update(capture.id, outcome="failed", detail=detail, end_time=now)
                 request, metrics = capture.request, self._board.metrics
                 metrics.count_interrupted(request.kind, request.trigger, request.owner)
                 logger.warning("capture %s was running when the daemon ended", capture.id)

@@ -339,6 +339,7 @@ def test_what_a_restart_has_interrupted_is_captured_again_once(node):
     node.see(STRAGGLER)
     node.restart()
     assert node.captures[0].detail == "interrupted: the daemon ended meanwhile"
+    assert node.captures[0].end_time is not None
     assert node.counted("failed", "anomaly") == 1
     for _ in range(2):
         node.see(STRAGGLER)
