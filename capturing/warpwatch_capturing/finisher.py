@@ -80,6 +80,11 @@ class Finisher:
         self._urgent.put(capture.request.owner, partial(self._create, capture.id))
         self._wake()
 
+    def write(self, capture: Capture) -> None:
+        """Write down what is known of a capture, if it has a folder."""
+        self._urgent.put(capture.request.owner, partial(self._register.update, capture.id))
+        self._wake()
+
     def put(self, session: CaptureSession) -> None:
         """Finish the capture of a session that is over."""
         capture = session.capture

@@ -18,6 +18,7 @@ from warpwatch_capturing.participant import Board, LiveJob, Participant, find_jo
 from warpwatch_capturing.policy import Known, NoLimits, Plan, Refusals, plan
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.session import CaptureSession
+from warpwatch_capturing.triggers import is_refused
 from warpwatch_runtime.quantities import plural
 from warpwatch_telemetry.captures import (
     STEP_KINDS,
@@ -89,7 +90,8 @@ class CaptureService:
         # Captures of before a restart count, too.
         now, at = wall(), monotonic()
         for capture in register.all():
-            policy.add_start(capture.request, at - max(0.0, now - capture.time))
+            if not is_refused(capture):
+                policy.add_start(capture.request, at - max(0.0, now - capture.time))
 
     # --- any thread ---
 
@@ -225,12 +227,13 @@ class CaptureService:
         with self._lock:
             if self._sessions.pop(session.capture.id, None) is not None:
                 session.cancel(detail)
-            self._costs.forget(session.capture.id)
-            self.policy.remove_start(session.capture.request, session.begun_at)
             self._refuse(session, Refused("refused_disk", detail))
 
     def _refuse(self, session: CaptureSession, refused: Refused) -> None:
+        """Refuse a started capture, which has recorded nothing."""
         capture, now = session.shown(), self._wall()
+        self._costs.forget(capture.id)
+        self.policy.remove_start(capture.request, session.begun_at)
         self.register.refuse(
             replace(capture, outcome=refused.reason, detail=str(refused), end_time=now)
         )
@@ -299,6 +302,7 @@ class CaptureService:
         except Refused as refused:
             del self._sessions[session.capture.id]
             self._refuse(session, refused)
+            self._finisher.write(session.capture)
             return
         except Exception:
             logger.exception("capture %s is given up", session.capture.id)

@@ -2,14 +2,22 @@
 
 import json
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from tests.daemon.captures.capture_node import MANUAL, MORE, TRAIN, CaptureNode, trace
+from tests.daemon.captures.capture_node import (
+    ANOTHER,
+    AUTOMATIC,
+    MANUAL,
+    MORE,
+    TRAIN,
+    CaptureNode,
+    trace,
+)
 from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.state.counted import counted
 from warpwatch_capturing import policy
@@ -75,16 +83,24 @@ def test_iterations_are_captured_on_workers_and_stacks_of_all_processes(server):
 
 @pytest.mark.parametrize(("idle", "outcome"), [((0, 1), "refused_idle"), ((0,), "failed")])
 def test_a_capture_of_an_idle_server_is_refused_after_its_time_to_arm(server, idle, outcome):
-    asked = server.service.request(MANUAL)
+    asked = server.service.request(AUTOMATIC)
+    server.service.finish_urgent()
     for rank in (0, 1):
         server.rings[rank].second(10**9, 10**9 if rank in idle else 0)
     server.poll()
     server.poll(after_s=61)
     capture = server.finished(asked)
     assert capture.outcome == outcome
-    assert server.counted(outcome) == 1
+    assert server.counted(outcome, "anomaly") == 1
     # Work that comes later starts nothing.
     assert server.command(0) == {"op": "cancel", "id": f"{asked.id}-1"}
+    is_refused = outcome == "refused_idle"
+    assert server.service.is_settled(asked.id) == is_refused
+    for _ in range(2):
+        assert server.capture(asked).outcome == outcome
+        with nullcontext() if is_refused else pytest.raises(Refused, match="cooldown_s leaves"):
+            server.service.prepare(ANOTHER)
+        server.restart()
 
 
 def test_an_nsys_capture_is_complete_without_files(node):
