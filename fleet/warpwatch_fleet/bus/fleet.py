@@ -73,6 +73,8 @@ class Views(Generic[V]):
         self.operation = operation
         self.timeout_s = timeout_s
         self.refreshed_at = float("-inf")
+        # Requests at once wait for the replies to the first.
+        self.refreshing = asyncio.Lock()
         self.of: dict[str, V] = {}
         self._form = form
 
@@ -162,14 +164,14 @@ class WorkerFleet(Fleet):
                 await self._refresh(self._details)
 
     async def _refresh(self, views: Views[Any]) -> None:
-        now = time.monotonic()
-        if now - views.refreshed_at < FRESH_S:
-            return
-        views.refreshed_at = now
-        with contextlib.suppress(BusError):
-            ask = partial(self._request_all, views.operation, b"", views.timeout_s)
-            replies = await asyncio.wrap_future(self._worker.links.run(ask))
-            await asyncio.to_thread(views.read, replies)
+        async with views.refreshing:
+            if time.monotonic() - views.refreshed_at < FRESH_S:
+                return
+            with contextlib.suppress(BusError):
+                ask = partial(self._request_all, views.operation, b"", views.timeout_s)
+                replies = await asyncio.wrap_future(self._worker.links.run(ask))
+                await asyncio.to_thread(views.read, replies)
+            views.refreshed_at = time.monotonic()
 
     async def _request_all(self, operation: str, body: bytes, timeout_s: float) -> dict[str, bytes]:
         """Return the reply of each live worker, empty if there is none."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
+import msgspec
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -445,6 +446,30 @@ def test_ranks_of_other_workers_are_fetched_only_where_they_are_shown(path, aske
     fleet = Asking()
     asyncio.run(fleet.prepare(path))
     assert fleet.asked == asked
+
+
+def test_requests_at_once_see_the_same_of_other_workers():
+    asked: list[str] = []
+
+    class Asking(WorkerFleet):
+        def __init__(self) -> None:
+            self._details = Views("details", WorkerDetails, 1.0)
+            links = SimpleNamespace(run=lambda work: asyncio.ensure_future(work()))
+            self._worker = cast(Any, SimpleNamespace(links=links))
+
+        async def _request_all(self, operation: str, *more: Any) -> dict[str, bytes]:
+            asked.append(operation)
+            return {"other": said.pack(msgspec.msgpack.encode(WorkerDetails((states.rank(0),))))}
+
+        async def others(self) -> list[str]:
+            await self._refresh(self._details)
+            return list(self._details.of)
+
+    async def both(fleet: Asking) -> list[list[str]]:
+        return list(await asyncio.gather(fleet.others(), fleet.others()))
+
+    assert asyncio.run(both(Asking())) == [["other"], ["other"]]
+    assert asked == ["details"]
 
 
 def test_an_alert_is_of_a_rank_and_of_a_capture_that_another_worker_has(tmp_path):
