@@ -75,6 +75,8 @@ def test_the_records_of_a_server_decode_to_what_the_document_says() -> None:
 def test_the_command_decodes_to_what_the_document_says() -> None:
     data = VECTORS["command"].ljust(protocol.COMMAND_SIZE, b"\0")
     assert protocol.decode_command(data) == (5, {"op": "cancel", "id": "c-1"})
+    with pytest.raises(protocol.ProtocolError, match="not a command file"):
+        protocol.decode_command(data[:-1])
 
 
 @pytest.mark.parametrize("name", ["step", "event", "iteration", "second"])

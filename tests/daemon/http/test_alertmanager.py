@@ -97,6 +97,7 @@ def test_the_same_firing_is_captured_once_however_often_it_is_sent(site):
         node.clock.advance(later_s)
         (answer,) = send(client, again)
         assert (answer["outcome"] == "duplicate") == is_known
+        node.restart()
     # It was over, and fires again.
     (fourth,) = send(client, {**again, "startsAt": "2026-11-21T23:00:00Z"})
     assert fourth["outcome"] in ("captured", "refused_busy")

@@ -48,6 +48,8 @@ class Site:
         self.asked += 1
         if scope["path"] == "/never":
             await self.loop.create_future()
+        if scope["method"] == "POST":
+            await receive()
         size = int(scope["path"][1:])
         headers = [(b"content-length", b"%d" % size)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -116,6 +118,16 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     site.settle()
     assert site.open == 0
     site.loop.close()
+
+
+def test_a_client_that_waits_before_it_sends_the_body_is_told_to_go_on(site):
+    client = site.connect()
+    client.send(b"POST" + HEAD[3:] % b"2" + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+    site.settle()
+    assert site.read(client).startswith(b"HTTP/1.1 100 ")
+    client.send(b"ok")
+    site.settle()
+    assert site.read(client).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_client_that_sends_no_whole_head_is_cut_off_after_ten_seconds(site: Site) -> None:
