@@ -57,7 +57,8 @@ class _Rollup:
         if point is None:
             point = self.points[bucket] = array("d", bytes(8 * columns))
             if len(self.points) > MAX_POINTS:
-                del self.points[min(self.points)]
+                # Not the earliest time: a clock that was set back would lose each new point.
+                del self.points[next(iter(self.points))]
         self.bucket, self._point = bucket, point
         return point
 
