@@ -315,9 +315,15 @@ class RunTable:
             dirty = [self._runs[job] for job in self._dirty if job in self._runs]
             dropped, self._dropped = self._dropped, set()
             self._dirty.clear()
-        for job in dropped:
-            self._files.remove(job)
         failure: OSError | None = None
+        for job in dropped:
+            try:
+                self._files.remove(job)
+            except OSError as error:
+                failure = failure or error
+                with self._lock:
+                    if job not in self._runs:
+                        self._dropped.add(job)
         for summary in dirty:
             try:
                 self._files.save(summary)
