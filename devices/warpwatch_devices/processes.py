@@ -144,7 +144,8 @@ class ProcessTree:
             self._full_read_due = now + FULL_READ_INTERVAL_S
         pids = list_pids()
         self._strangers &= pids
-        read = (read_process(pid) for pid in pids - self._strangers)
+        # Parents, which have lower PIDs as a rule, come first: see ProcessUsage.
+        read = (read_process(pid) for pid in sorted(pids - self._strangers))
         family = {
             process.pid: process
             for process in _family(self._roots, [found for found in read if found is not None])
@@ -238,6 +239,8 @@ class ProcessUsage:
         self._children: dict[tuple[int, int], Process] = {}
         self._children_cpu_s = 0.0
         self._children_io_wait_s = 0.0
+        # Of children that ended in the last round, what no parent's ``waited_s`` contained then.
+        self._unwaited_s = 0.0
 
     def update(self, process: Process, children: Iterable[Process]) -> None:
         now = {child.identity: child for child in children}
@@ -253,7 +256,8 @@ class ProcessUsage:
         """Return the seconds of children that have exited since the last update.
 
         When a child is waited for, its whole usage is added to its parent's ``waited_s``: the part
-        that was counted while it lived is subtracted. A child that was not waited for adds nothing.
+        that was counted while it lived is subtracted, in the next round if its parent was read
+        before. A child that was not waited for adds nothing.
         """
         before = self._children
         waited_s = process.waited_s - (self._process.waited_s if self._process else 0.0)
@@ -261,7 +265,10 @@ class ProcessUsage:
             old = before.get(identity)
             waited_s += child.waited_s - (old.waited_s if old else 0.0)
         ended = (child for identity, child in before.items() if identity not in now)
-        return max(0.0, waited_s - sum(child.cpu_s + child.waited_s for child in ended))
+        used_s = sum(child.cpu_s + child.waited_s for child in ended)
+        new_s = waited_s - used_s - self._unwaited_s
+        self._unwaited_s = min(used_s, max(0.0, -new_s))
+        return max(0.0, new_s)
 
     def series(self, own: tuple[str, str], *, io_wait: bool) -> dict[SeriesKey, float]:
         """Return the series; ``own`` is PID and name. Shared pages count for each process."""
