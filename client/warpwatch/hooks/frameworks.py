@@ -180,10 +180,18 @@ class _Steps:
 
     def __init__(self, state: HookState, source: str, updates: Callable[[Any], bool]) -> None:
         self.state = state
-        self.updates = updates
+        self._updates = updates
         self._source = source
         self._clock: weakref.ref[Any] | None = None
         self._choice = ClockChoice()
+
+    def update(self, stepper: Any) -> bool:
+        """Return whether the call updates the model; False for a library of another form."""
+        try:
+            return self._updates(stepper)
+        except Exception as error:
+            faults.swallow(error)
+            return False
 
     @faults.guarded
     def begin(self) -> None:
@@ -209,7 +217,7 @@ def _steps(owner: Any, name: str, steps: _Steps) -> None:
 
     @functools.wraps(original)
     def call(stepper: Any, *args: Any, **kwargs: Any) -> Any:
-        if state.off or not steps.updates(stepper):
+        if state.off or not steps.update(stepper):
             return original(stepper, *args, **kwargs)
         steps.begin()
         monitor = state.monitor
