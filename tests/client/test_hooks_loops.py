@@ -35,12 +35,9 @@ def test_the_parameters_of_one_model_are_known(reported):
     assert known == {"plain": one, "phases_of_one_optimizer_each": one}
 
 
-def test_steps_that_other_threads_take_at_the_same_time_are_reported(reported):
-    assert reported["threads_that_train_at_once"]["result"] == 4 + 7
-
-
-def test_the_scaler_did_skip_two_of_the_six_steps(reported):
-    assert reported["skipped_by_the_scaler"]["result"] == 4
+@pytest.mark.parametrize(("name", "result"), CASES["results"].items())
+def test_a_loop_has_its_result(reported, name, result):
+    assert reported[name]["result"] == result
 
 
 def test_an_interrupt_at_any_line_of_a_hook_costs_no_later_step(reported):
@@ -59,10 +56,6 @@ def test_steps_are_timed_on_a_gpu_once_it_is_in_use(reported):
 def test_a_process_that_only_loads_and_evaluates_is_no_rank(reported):
     assert reported["only_evaluating"]["result"] is True
     assert "clock" not in reported["only_evaluating"]
-
-
-def test_the_class_of_a_called_model_can_be_pickled_with_its_content(reported):
-    assert reported["a_class_that_is_pickled_by_its_content"]["result"] == [[]]
 
 
 @pytest.mark.parametrize(
