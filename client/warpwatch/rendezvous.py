@@ -6,7 +6,6 @@ daemon that it may trust.
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import os
 import stat
@@ -14,6 +13,10 @@ import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
+
+with suppress(ImportError):
+    # Windows lacks it; the shim is imported there, and does nothing.
+    import fcntl
 
 LOCK_FILE = "daemon.lock"
 RANKS = "ranks"
