@@ -45,9 +45,10 @@ def counts(watched: Monitor) -> tuple[int, int, int]:
     return watched.clock.steps, totals[SAMPLES], totals[TOKENS]
 
 
-def take_step(watched: Monitor) -> None:
-    with watched.step():
-        pass
+def take_step(watched: Monitor, times: int = 1) -> None:
+    for _ in range(times):
+        with watched.step():
+            pass
 
 
 def in_thread(work: Callable[[], None]) -> None:
@@ -154,16 +155,11 @@ def test_a_new_training_thread_takes_over_when_the_first_has_ended(watched):
     assert watched.clock.steps == 2
 
 
-def take_steps(watched: Monitor) -> None:
-    for _ in range(20):
-        take_step(watched)
-
-
 @pytest.mark.parametrize(("rested_s", "counted"), [(9.9, (1, 20)), (10.1, (6, 15))])
 def test_a_thread_that_rests_for_10_s_and_16_calls_gives_way(watched, clock, rested_s, counted):
     take_step(watched)
     clock.advance(rested_s)
-    in_thread(partial(take_steps, watched))
+    in_thread(partial(take_step, watched, 20))
     assert (watched.clock.steps, watched.clock.steps_elsewhere) == counted
 
 
@@ -172,10 +168,10 @@ def test_a_thread_in_a_phase_for_longer_gives_no_way_on_a_gpu_either(watched, cl
     take_step(watched)
     with watched.phase("backward"):
         clock.advance(11)
-        in_thread(partial(take_steps, watched))
+        in_thread(partial(take_step, watched, 20))
     clock.advance(11)
     assert watched.clock.steps_elsewhere == 20
-    in_thread(partial(take_steps, watched))
+    in_thread(partial(take_step, watched, 20))
     assert watched.clock.steps == 1 + 5
 
 

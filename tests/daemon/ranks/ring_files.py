@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import os
 import secrets
 import select
@@ -75,9 +74,6 @@ def _holders() -> subprocess.Popen[str]:
     )
 
 
-_starts = itertools.count(1)
-
-
 class RingFile:
     """A ring on disk that a test writes as if it were a training process."""
 
@@ -100,7 +96,7 @@ class RingFile:
         self.phases_ns = [0] * protocol.MAX_PHASES
         data = bytearray(protocol.RING_SIZE)
         # Each ring is of another process, unless a test names its start.
-        process = os.getpid(), boot_id(), said.pop("start", None) or next(_starts)
+        process = os.getpid(), boot_id(), said.pop("start", None) or secrets.randbits(32)
         times = self._wall_ns(), time.monotonic_ns()
         identity = protocol.Identity(*process, *times, protocol.RECORD_COUNT)
         data[: protocol.IDENTITY.size] = protocol.encode_identity(identity)
