@@ -131,7 +131,9 @@ def _python_path(
             warnings.append(f"{container['name']}: PYTHONPATH is from elsewhere; add {ours} to it")
         elif ours not in theirs.split(":"):
             value = f"{ours}:{theirs}".rstrip(":")
-            yield {"op": "replace", "path": f"{path}/env/{number}/value", "value": value}
+            # The API drops an empty value; only one that is there can be replaced.
+            operation = "replace" if "value" in one else "add"
+            yield {"op": operation, "path": f"{path}/env/{number}/value", "value": value}
 
 
 def _added(

@@ -76,6 +76,9 @@ def test_what_the_pod_has_itself_stays_and_a_path_from_elsewhere_has_a_warning(s
     assert spec["volumes"][0] == volume
     there = [one["mountPath"] for one in spec["containers"][0]["volumeMounts"]]
     assert (there[0], there.count("/opt/warpwatch-shim")) == ("/data", 1)
+    train["env"] = [{"name": "PYTHONPATH"}]
+    (container,) = served.injected(pod_of(train))["spec"]["containers"]
+    assert env_of(container)["PYTHONPATH"] == BOOTSTRAP
     source = {"configMapKeyRef": {"name": "c", "key": "k"}}
     train["env"] = [{"name": "PYTHONPATH", "valueFrom": source}]
     (warning,) = served.review(pod_of(train))["warnings"]

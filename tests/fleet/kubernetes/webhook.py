@@ -87,7 +87,7 @@ def applied(pod: Any, patch: list[Any]) -> Any:
         if last == "-":
             place.append(one["value"])
         else:
-            assert one["op"] == "replace" or last not in place
+            assert (one["op"] == "replace") == (last in place)
             place[last] = one["value"]
     return pod
 
