@@ -51,8 +51,8 @@ MAX_EARLY_BYTES = 32 * 2**20
 # The longest line of a step, rank or event.
 MAX_RECORD_BYTES = 4096
 MAX_TEXT = 500
-# The longest summary of a run.
-MAX_RUN_BYTES = 64 << 10
+# The longest anomaly, and the longest summary of a run.
+MAX_ANOMALY_BYTES = MAX_RUN_BYTES = 64 << 10
 # Year 5138: what a calendar can show.
 MAX_TIME = 1e11
 MAX_SENTENCES = 16
@@ -189,7 +189,7 @@ class Node:
         elif isinstance(decoded, GapLine):
             self.lost += max(0, decoded.lost or 0)
         elif isinstance(decoded, AnomalyLine):
-            self._keep_anomaly(decoded.anomaly)
+            self._keep_anomaly(decoded.anomaly, size)
         elif isinstance(decoded, CaptureLine):
             self.keep_capture(decoded.capture)
         elif isinstance(decoded, RunLine):
@@ -245,8 +245,11 @@ class Node:
         self._ranks.add(key)
         return None
 
-    def _keep_anomaly(self, anomaly: Anomaly) -> None:
+    def _keep_anomaly(self, anomaly: Anomaly, size: int) -> None:
         owner = self.target.owner
+        if size > MAX_ANOMALY_BYTES:
+            self.refused["too_long"] += 1
+            return
         if (
             anomaly.kind not in KINDS
             or (owner is not None and anomaly.owner not in ("", owner))

@@ -367,12 +367,14 @@ def test_too_many_ranks_and_a_record_as_long_as_a_book_are_refused_and_the_agent
     cluster = TestCluster(TestNode("gpu-1"))
     records = [seen(0, job=f"job-{number}") for number in range(1030)]
     lines = [encode_line(one) or b"" for one in (*records, seen(0, device="x" * 5000))]
+    lines.append(encode_stream_line(AnomalyLine(found_by_agent("oom", device="x" * 65_536))))
     cluster.cluster.feed("gpu-1:9400", lines, cluster.now)
     cluster.hear()
     assert len(cluster.cluster.jobs) == 1024
-    assert cluster.cluster.count_refused() == {"too_many_ranks": 6, "too_long": 1}
+    assert cluster.cluster.count_refused() == {"too_many_ranks": 6, "too_long": 2}
+    assert cluster.anomalies() == []
     reason = cluster.cluster.nodes["gpu-1:9400"].health(cluster.now).reason
-    assert reason == "7 lines were refused, most of them: too_many_ranks"
+    assert reason == "8 lines were refused, most of them: too_many_ranks"
 
 
 def test_what_comes_before_an_agent_has_told_its_time_is_bounded(monkeypatch):
