@@ -12,14 +12,14 @@ from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_fleet.jobs import FleetJob
+from warpwatch_fleet.jobs import RANKS_AWAITED_S, FleetJob
 from warpwatch_fleet.memory import SAVE_INTERVAL_S, SavedJob
 from warpwatch_fleet.node import Node, NodeNames
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.bus_messages import partition_of
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import JobRecord, RankSeen
+from warpwatch_telemetry.records import End, JobRecord, RankSeen
 from warpwatch_telemetry.samples import NOT_ASKED
 
 logger = logging.getLogger(__name__)
@@ -211,9 +211,10 @@ class Cluster:
         """Return the changes of the fleet's own anomalies, with their nodes."""
         found: list[tuple[FleetJob, Change]] = []
         for job in list(self.jobs_of(partition).values()):
+            awaits = self._awaits_ranks(job, now)
             live = job.live_nodes()
             if job.is_evaluated:
-                changes = job.advance(self._known_until(live, now))
+                changes = job.advance(None if awaits else self._known_until(live, now))
                 found += ((job, change) for change in changes if self._is_ours(job, change))
             if live:
                 job.ended_at = None
@@ -226,6 +227,24 @@ class Cluster:
             replace(change, anomaly=self._on_gpu(job, job.located(change.anomaly, names, faults)))
             for job, change in found
         ]
+
+    def _awaits_ranks(self, job: FleetJob, now: float) -> bool:
+        """Return whether agents are yet to report ranks again; end the ranks that are overdue."""
+        awaited = {
+            address: node
+            for address in job.nodes
+            if (node := self.nodes.get(address)) and node.unreported
+        }
+        awaits = False
+        for rank, address in job.live_ranks().items() if awaited else ():
+            node, known = awaited.get(address), job.nodes[address]
+            if node is None or (*known, rank) not in node.unreported:
+                continue
+            if now - node.gap_at < RANKS_AWAITED_S:
+                awaits = True
+            else:
+                job.feed(address, End(now, rank=rank, **known.fields()))
+        return awaits
 
     def _is_ours(self, job: FleetJob, change: Change) -> bool:
         """Return whether the fleet opens the anomaly, and count it."""

@@ -32,7 +32,7 @@ from warpwatch_telemetry.records import (
 )
 from warpwatch_telemetry.state import JobState, RankState, RecentSteps, ServeState, StepDurations
 
-# How long all ranks are awaited of a job that was evaluated before a restart.
+# How long all ranks are awaited after a restart: of the fleet, or of an agent.
 RANKS_AWAITED_S = 30.0
 # By address, what agents have found of their devices.
 Faults = Mapping[str, Iterable[Anomaly]]

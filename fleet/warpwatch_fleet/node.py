@@ -116,6 +116,9 @@ class Node:
         self._is_named = target.owner is not None or target.node is not None
         self._skew_s: float | None = None
         self._ranks: set[tuple[object, ...]] = set()
+        # The ranks that are to be reported again since ``gap_at``, wall clock.
+        self.unreported: set[tuple[object, ...]] = set()
+        self.gap_at = float("-inf")
         # Wall clock of its first line.
         self._since: float | None = None
 
@@ -188,6 +191,7 @@ class Node:
             self._apply_cursor(decoded)
         elif isinstance(decoded, GapLine):
             self.lost += max(0, decoded.lost or 0)
+            self.await_ranks(now)
         elif isinstance(decoded, AnomalyLine):
             self._keep_anomaly(decoded.anomaly, size)
         elif isinstance(decoded, CaptureLine):
@@ -243,7 +247,12 @@ class Node:
         if key not in self._ranks and len(self._ranks) >= MAX_RANKS:
             return "too_many_ranks"
         self._ranks.add(key)
+        self.unreported.discard(key)
         return None
+
+    def await_ranks(self, now: float) -> None:
+        """Await a new report of each rank: lines were lost, or the agent was restarted."""
+        self.unreported, self.gap_at = set(self._ranks), now
 
     def _keep_anomaly(self, anomaly: Anomaly, size: int) -> None:
         owner = self.target.owner

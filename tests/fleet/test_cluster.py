@@ -13,6 +13,7 @@ from tests.cases import cases
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
 from tests.manual_clock import ManualClock
 from warpwatch._version import __version__
+from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.jobs import RecordMerger
 from warpwatch_fleet.memory import JobStateStore
@@ -204,6 +205,21 @@ def test_a_node_that_is_away_is_no_hang_and_time_stands_still_for_its_jobs(two):
         two.now += 1.0
         two.hear()
     assert two.raised() == ["hang"]
+
+
+def test_ranks_that_a_rebooted_node_does_not_report_have_ended(two):
+    train(two, 300)
+    first, second = two.nodes
+    second.say(*(end(rank, two.now) for rank in (2, 3)))
+    two.hear(second)
+    first.stream = RecordStream()
+    for after_s, live in ((300.0, {0, 1}), (29.5, {0, 1}), (0.5, set())):
+        two.now += after_s
+        two.hear()
+        assert two.job().live_ranks().keys() == live
+    two.now += 601
+    two.hear()
+    assert (two.raised(), two.cluster.jobs) == ([], {})
 
 
 def test_agents_hear_every_20_s_that_the_fleet_judges_and_at_once_what_it_raises(two):

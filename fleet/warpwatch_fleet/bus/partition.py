@@ -222,6 +222,8 @@ class Partition:
         last, _ = self._received.get(address, (None, 0.0))
         if last is not None and last.boot == batch.boot and batch.number <= last.number:
             return False
+        if last is not None and last.boot != batch.boot:
+            self._cluster.nodes[address].await_ranks(self.time)
         self._received[address] = batch, self._monotonic()
         return True
 
