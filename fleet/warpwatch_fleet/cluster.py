@@ -19,6 +19,7 @@ from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.bus_messages import partition_of
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.newest import NewestMap
 from warpwatch_telemetry.records import End, JobRecord, RankSeen
 from warpwatch_telemetry.samples import NOT_ASKED
 
@@ -31,6 +32,7 @@ KEPT_S = 600.0
 # Two of three may be lost.
 LEASE_INTERVAL_S = 20.0
 MAX_JOBS = 4096
+MAX_REMOVED = 1000
 # Records of all jobs that wait for their evaluation: a gigabyte at most.
 MAX_WAITING = 1_000_000
 # All jobs are saved once in this many rounds; SAVE_INTERVAL_S has more rounds.
@@ -62,6 +64,8 @@ class Cluster:
         self.jobs: dict[JobId, FleetJob] = {}
         self._by_partition: dict[int, dict[JobId, FleetJob]] = {}
         self.node_names = NodeNames()
+        # By name, nodes whose targets were removed: their conditions are still to be written.
+        self.removed: NewestMap[str, Node] = NewestMap(MAX_REMOVED)
         self._job_of: dict[tuple[str, JobId], FleetJob] = {}
         # By owner and base name.
         self._by_name: dict[tuple[str, str], list[FleetJob]] = {}
@@ -78,6 +82,7 @@ class Cluster:
     def set_targets(self, targets: Mapping[str, Target]) -> None:
         """Add and remove nodes. The ranks of removed nodes stay as they are."""
         for address in self.nodes.keys() - targets.keys():
+            self.removed[self.nodes[address].name] = self.nodes[address]
             self.remove_node(address)
         for address, target in targets.items():
             node = self.nodes.get(address)

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 TYPE = "GpuHealthy"
 # An agent that restarts is back sooner.
 AWAY_S = 60.0
+# Within this time a removed target's node is `Unknown`; it may have left the cluster.
+REMOVED_S = 3600.0
 # With a round each 5 s: two nodes a second.
 MAX_PER_ROUND = 10
 # Nodes are read again after this time, as other programs may have written to them.
@@ -89,9 +91,11 @@ class Conditions:
         """Return the conditions of nodes whose agents have reported, by node."""
         now = self._wall()
         with self._cluster.lock:
+            found = self._cluster.removed.values()
+            removed = [node for node in found if now - node.clock < REMOVED_S]
             nodes = [
                 node
-                for node in self._cluster.agents()
+                for node in (*self._cluster.agents(), *removed)
                 if node.target.owner is None
                 and (node.target.node or node.name != node.target.address)
             ]
