@@ -102,7 +102,7 @@ triggers: {quiet_hours: '22:00-06:00 UTC'}
 def test_variables_come_on_top_of_the_file(tmp_path):
     config = load(
         tmp_path,
-        "http: {listen: '127.0.0.1:1'}",
+        "http: {listen: '127.0.0.1:1'}\ndetection:\n#  crash: {}",
         WARPWATCH_HTTP__LISTEN="127.0.0.1:2",
         WARPWATCH_DETECTION__HANG__TIMEOUT_S="7",
         WARPWATCH_TRIGGERS__RECIPES__HANG__STEPS="2",
