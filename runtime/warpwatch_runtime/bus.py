@@ -352,11 +352,15 @@ class StreamReader:
             self._expected = 0
             return
         self._expected += 1
-        self._sequence = place.sequence.stream
         ident = headers.get("Nats-Msg-Id", "")
         at = place.timestamp.timestamp()
         content = StreamMessage(message.subject, ident, message.data, at)
-        await self._bus.turns.run(partial(self._receive, content))
+        await self._bus.turns.run(partial(self._apply, content, place.sequence.stream))
+
+    def _apply(self, message: StreamMessage, sequence: int) -> None:
+        # A message that waits for its turn comes again if ``check`` starts again meanwhile.
+        self._sequence = sequence
+        self._receive(message)
 
 
 class Bucket:

@@ -559,6 +559,19 @@ async def test_no_old_clock_waits_for_a_server_that_is_away_and_readers_go_on(pl
     play.server.start()
     await until(lambda: received[1:], publish_again)
     assert received == [b"first", b"new"]
+    turns, waits = bus.turns, asyncio.Event()
+
+    async def wait(work: Callable[[], None]) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    bus.turns = cast(Turns, SimpleNamespace(run=wait))
+    await publish(b"last", "boot-3")
+    await waits.wait()
+    bus.turns = turns
+    await reader.start()
+    await until(lambda: received[2:], reader.check)
+    assert received[2:] == [b"last"]
 
 
 @on_the_bus
