@@ -6,12 +6,16 @@ fall with load, power and heat. Counters only rise. A device's name and labels s
 
 from __future__ import annotations
 
+import csv
 import math
 import random
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from warpwatch_devices.config import SimulatedConfig
 from warpwatch_devices.source import Sink, Source
@@ -46,7 +50,7 @@ class Profile:
 
     name: str
     architecture: str
-    memory_bytes: int
+    memory_gib: int
     idle_w: float
     limit_w: float
     limit_min_w: float
@@ -59,53 +63,13 @@ class Profile:
     nvlink_rate: float
 
 
-PROFILES: Mapping[str, Profile] = {
-    "h100": Profile(
-        name="NVIDIA H100 80GB HBM3",
-        architecture="Hopper",
-        memory_bytes=80 * _GIB,
-        idle_w=70.0,
-        limit_w=700.0,
-        limit_min_w=200.0,
-        graphics_hz=1.98e9,
-        memory_hz=2.619e9,
-        slowdown_c=87.0,
-        pcie_generation=5,
-        pcie_rate=63e9,
-        nvlinks=18,
-        nvlink_rate=450e9,
-    ),
-    "a100": Profile(
-        name="NVIDIA A100-SXM4-80GB",
-        architecture="Ampere",
-        memory_bytes=80 * _GIB,
-        idle_w=55.0,
-        limit_w=400.0,
-        limit_min_w=100.0,
-        graphics_hz=1.41e9,
-        memory_hz=1.593e9,
-        slowdown_c=88.0,
-        pcie_generation=4,
-        pcie_rate=31.5e9,
-        nvlinks=12,
-        nvlink_rate=300e9,
-    ),
-    "l4": Profile(
-        name="NVIDIA L4",
-        architecture="Ada",
-        memory_bytes=24 * _GIB,
-        idle_w=16.0,
-        limit_w=72.0,
-        limit_min_w=40.0,
-        graphics_hz=2.04e9,
-        memory_hz=6.251e9,
-        slowdown_c=92.0,
-        pcie_generation=4,
-        pcie_rate=31.5e9,
-        nvlinks=0,
-        nvlink_rate=0.0,
-    ),
-}
+def _profiles() -> dict[str, Profile]:
+    with Path(__file__).with_name("simulated_gpus.csv").open(newline="", encoding="utf-8") as file:
+        rows = {row.pop("profile"): row for row in csv.DictReader(file)}
+    return msgspec.convert(rows, dict[str, Profile], strict=False)
+
+
+PROFILES = _profiles()
 
 
 _NAMESPACE = uuid.UUID("a3c1b0f2-6f6e-4d0e-9f4b-2b0a57a7c001")
@@ -161,7 +125,7 @@ class SimulatedDevice:
         self._heat(elapsed_s, activity)
         reasons = self._throttling(activity)
         self._count(elapsed_s, activity, reasons)
-        used = 0 if load is None else int(self._profile.memory_bytes * 0.6)
+        used = 0 if load is None else int(self._profile.memory_gib * _GIB * 0.6)
         values: dict[SeriesKey, float] = {}
         for part in (
             self._activity(activity),
@@ -249,7 +213,7 @@ class SimulatedDevice:
         return values
 
     def _memory(self, used: int) -> dict[SeriesKey, float]:
-        total = self._profile.memory_bytes
+        total = self._profile.memory_gib * _GIB
         reserved, bar1_used = total // 128, 2 * 2**20
         return {
             ("device_memory_total_bytes", ()): total,
