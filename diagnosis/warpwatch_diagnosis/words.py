@@ -1,83 +1,20 @@
-"""Provides the words that a report uses for the identifiers of the JSON."""
+"""Provides the words that a report uses for the identifiers of the JSON, some from words.toml."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 
 from warpwatch_diagnosis.measures.measures import Measures
 
-VERDICTS = {
-    "data_loading": "Waiting for data",
-    "host_bound": "The CPU cannot keep the GPU busy",
-    "launch_bound": "Too many small kernels",
-    "sync_bound": "The code keeps waiting for the GPU",
-    "transfer_bound": "Copies hold up the GPU",
-    "communication_bound": "Communication is not hidden",
-    "straggler": "One rank holds up the others",
-    "pipeline_bubble": "The pipeline's stages wait for each other",
-    "stage_imbalance": "One stage of the pipeline does more than the others",
-    "memory_bound": "Limited by memory bandwidth",
-    "allocator_thrash": "Memory is allocated over and over",
-    "recompilation": "torch.compile compiles again",
-    "gc_pause": "Garbage collection pauses the training",
-    "checkpoint": "Checkpoints hold up the training",
-    "slower_compute": "The GPU computes longer than in the baseline",
-    "scheduler_bound": "The scheduler keeps the GPU waiting",
-    "prefill_interference": "Prompts hold up the requests that decode",
-    "kv_thrash": "The KV cache is too small for the load",
-    "waiting_for_work": "Healthy: the server waits for work",
-    "healthy": "Healthy",
-    "inconclusive": "No clear answer",
-}
-# The titles for traces without a GPU.
-_ON_CPU = {
-    "host_bound": "Python between the operators takes the time",
-    "sync_bound": "Values are read one by one",
-    "slower_compute": "Operators take longer than in the baseline",
-    "scheduler_bound": "The scheduler keeps the workers waiting",
-}
-# The titles for inference servers.
-_OF_SERVERS = {
-    "gc_pause": "Garbage collection pauses the server",
-    "checkpoint": "Writing a file holds up the server",
-    "sync_bound": "The server keeps waiting for the GPU",
-}
-# The disjoint parts of a step in the order in which they are stacked (work, communication, losses),
-# their titles, and their heads of columns on a terminal.
-_PARTS = {
-    "compute": ("Compute", "compute"),
-    "operators": ("Operators", "operators"),
-    "communication": ("Communication not hidden", "comm."),
-    "rank_wait": ("Waiting for other ranks", "waiting"),
-    "copies": ("Copies not hidden", "copies"),
-    "data_loading": ("Waiting for data", "data"),
-    "host": ("Python between operators", "python"),
-    "dispatch": ("Operator overhead", "op. cost"),
-    "launch": ("Launch overhead", "launch"),
-    "synchronization": ("Code waited for the GPU", "sync"),
-    "copy": ("Code waited for a copy", "copy wait"),
-    "blocked": ("Blocked in a collective", "blocked"),
-    "allocator": ("Allocator", "allocator"),
-    "gc": ("Garbage collection", "gc"),
-    "compile": ("torch.compile", "compile"),
-    "checkpoint": ("Checkpoint", "checkp."),
-    "kernel_gap": ("Between kernels", "gaps"),
-    "scheduler": ("Waiting for the scheduler", "scheduler"),
-    "waiting_for_work": ("Waiting for work", "no work"),
-    "unexplained": ("Unexplained", "unknown"),
-}
-PARTS = {part: title for part, (title, _) in _PARTS.items()}
-COLUMN_HEADS = {part: head for part, (_, head) in _PARTS.items()}
+_WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+VERDICTS: Mapping[str, str] = _WORDS["verdicts"]
+PARTS: Mapping[str, str] = {part: title for part, (title, _) in _WORDS["parts"].items()}
+COLUMN_HEADS: Mapping[str, str] = {part: head for part, (_, head) in _WORDS["parts"].items()}
 # The titles of spans in a timeline's lanes.
-LANES = {
-    "matrix": "Matrix products",
-    "other_kernel": "Other kernels",
-    "collective": "Collectives",
-    "transfer": "Copies",
-    "operator": "Operators",
-    **PARTS,
-}
+LANES: Mapping[str, str] = {**_WORDS["lanes"], **PARTS}
 _MAX_TEXT = 2_000
 _MAX_DEVICE = 100
 _MATRIX = frozenset({"gemm", "convolution", "attention"})
@@ -88,8 +25,12 @@ def title(kind: str, capture: Sequence[Measures]) -> str:
     """Return the title of a verdict or finding in a report of these traces."""
     on_cpu = all(measures.gpu is None for measures in capture)
     serves = any(measures.server is not None for measures in capture)
-    other = (serves and _OF_SERVERS.get(kind)) or (on_cpu and _ON_CPU.get(kind))
-    return other or VERDICTS[kind]
+    titles = dict(VERDICTS)
+    if on_cpu:
+        titles |= _WORDS["verdicts_on_cpu"]
+    if serves:
+        titles |= _WORDS["verdicts_of_servers"]
+    return titles[kind]
 
 
 def stream_label(label: str) -> str:

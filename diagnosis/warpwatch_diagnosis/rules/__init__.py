@@ -1,7 +1,7 @@
 """Registers the rules in alphabetical order.
 
 A new rule is one class, one line here and its advice in advice.toml; a new kind has its words in
-words.py, too.
+words.toml, too.
 """
 
 from __future__ import annotations
