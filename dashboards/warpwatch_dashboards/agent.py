@@ -1,12 +1,21 @@
-"""*Warpwatch itself*: whether the agents run, what they read, what they lose, what they cost."""
+"""*Warpwatch itself*: whether the agents run, what they read, what they lose, what they cost.
+
+The panels about one metric of the agents each are the rows of agent_panels.csv.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+
+from grafana_foundation_sdk.models import dashboard as models
+
 from warpwatch_dashboards import links, variables
-from warpwatch_dashboards.page import Page, Row
+from warpwatch_dashboards.page import Page, Row, rows_of
 from warpwatch_dashboards.panels import (
     EMPTY_WHEN_HEALTHY,
     Column,
+    PanelSize,
     at_most,
     bars,
     graph,
@@ -87,14 +96,41 @@ SCRAPED = f'up{{job="warpwatch",{AGENT}}}'
 
 
 def page() -> Page:
+    reading, cost = rows_of("agent_panels.csv", _panel)
     return Page(
         uid=links.AGENT,
         title="Warpwatch / Warpwatch itself",
         description="The agents: up or not, what they read, lose and refuse, and what they cost.",
         variables=variables.of_agents(),
         annotations=variables.marks_of_agents(),
-        rows=[_AGENTS_ROW, _READING_ROW, _LOSSES_ROW, CAPTURES_ROW, _COST_ROW],
+        rows=[_AGENTS_ROW, reading, _LOSSES_ROW, CAPTURES_ROW, cost],
     )
+
+
+def _panel(row: Mapping[str, str]) -> models.Panel:
+    """Return the panel of a row.
+
+    show: a gauge as it is, the rate of a counter, or the age of a timestamp. by: a label, with a
+    line for each value over all agents; without one there is a line for each of the ten agents
+    with the most.
+    """
+    show, label = row["show"], row["by"]
+    promql = series(row["metric"])
+    if show == "rate":
+        promql = rate(promql)
+    elif show == "age":
+        promql = f"time() - {promql}"
+    if label:
+        over_agents = "sum" if show == "rate" else "max"
+        query = Query(f"{over_agents} by ({label}) ({promql})", f"{{{{{label}}}}}")
+    else:
+        # An agent has a timestamp for each device.
+        most = f"max by ({PLACE}) ({promql})" if show == "age" else promql
+        query = Query(f"topk(10, {most})", NODE_LEGEND)
+    size: PanelSize = {"unit": row["unit"] or "none", "width": int(row["width"])}
+    if row["limit"]:
+        size["limits"] = at_most(json.loads(row["limit"]))
+    return graph(row["title"], row["description"], query, **size)
 
 
 _STARTED = series("agent_start_timestamp_seconds")
@@ -156,71 +192,6 @@ _AGENTS_ROW = Row(
 )
 
 
-_BY_SOURCE = f"max by (source) ({series('source_duration_seconds')})"
-_BY_LOOP = f"max by (loop) ({series('loop_duration_seconds')})"
-_CALLS = rate(series("nvml_call_seconds_total"))
-_ATTRIBUTED = f"max by (origin) (time() - {series('attribution_timestamp_seconds')})"
-_AGE = f"max by ({PLACE}) (time() - {series('device_sample_timestamp_seconds')})"
-_READING_ROW = Row(
-    "Reading",
-    [
-        graph(
-            "Reading a source",
-            "Time of the newest reading, the slowest agent. Near the interval of the source (1 "
-            "s) readings are missed.",
-            Query(_BY_SOURCE, "{{source}}"),
-            unit="s",
-        ),
-        graph(
-            "Rounds of loops",
-            "Time of the newest round, the slowest agent.",
-            Query(_BY_LOOP, "{{loop}}"),
-            unit="s",
-        ),
-        graph(
-            "Time in the driver",
-            "Share of time that readers spend in NVML, over all agents: what the driver costs. "
-            "Only where there are GPUs to read through NVML.",
-            Query(total("reader", _CALLS), "{{reader}}"),
-            unit="percentunit",
-        ),
-        graph(
-            "Age of attribution",
-            "Time since it was read whose work runs where, the oldest agent. Minutes: pods and "
-            "Slurm jobs on the GPUs may be out of date.",
-            Query(_ATTRIBUTED, "{{origin}}"),
-            unit="s",
-        ),
-        graph(
-            "Source errors",
-            "Readings a second that failed. Some at a restart of the driver are normal.",
-            Query(total("source", rate(series("source_errors_total"))), "{{source}}"),
-            unit="cps",
-        ),
-        graph(
-            "Loop failures",
-            "Rounds a second that failed. A fault of the agent: its log has the exception.",
-            Query(total("loop", rate(series("loop_failures_total"))), "{{loop}}"),
-            unit="cps",
-        ),
-        graph(
-            "Age of readings",
-            "Time since a device was last read, the oldest of each node, the ten oldest. Above a "
-            "few seconds: the driver is slow, or does not return.",
-            Query(f"topk(10, {_AGE})", NODE_LEGEND),
-            unit="s",
-            limits=at_most(5),
-        ),
-        graph(
-            "Calls of the driver",
-            "Calls of NVML a second by reader, over all agents. Only where there are GPUs to read "
-            "through NVML.",
-            Query(total("reader", rate(series("nvml_calls_total"))), "{{reader}}"),
-            unit="cps",
-        ),
-    ],
-    width=6,
-)
 _LOSSES = [
     (series("detection_refused_total"), "what", "detection: {{what}}"),
     (series("detector_errors_total"), "kind", "detector: {{kind}}"),
@@ -267,44 +238,4 @@ _LOSSES_ROW = Row(
         ),
     ],
     width=6,
-)
-
-
-_COST_ROW = Row(
-    "What it costs",
-    [
-        graph(
-            "Memory",
-            "Resident memory of the ten largest agents. It depends on GPUs and ranks and does "
-            "not grow with time: a steady climb is a leak.",
-            Query(f"topk(10, {series('agent_resident_memory_bytes')})", NODE_LEGEND),
-            unit="bytes",
-            width=6,
-        ),
-        graph(
-            "Processor",
-            "Share of one core, the ten busiest agents.",
-            Query(f"topk(10, {rate(series('agent_cpu_seconds_total'))})", NODE_LEGEND),
-            unit="percentunit",
-            width=6,
-        ),
-        graph(
-            "Open files",
-            "File descriptors of the ten agents with the most. A steady climb is a leak.",
-            Query(f"topk(10, {series('agent_open_files')})", NODE_LEGEND),
-        ),
-        graph(
-            "Threads",
-            "Threads of the ten agents with the most: one a GPU and some more.",
-            Query(f"topk(10, {series('agent_threads')})", NODE_LEGEND),
-        ),
-        graph(
-            "HTTP requests",
-            "Requests a second by status code. 401 and 403 are wrong tokens, 429 a client that "
-            "asks too often.",
-            Query(total("code", rate(series("http_requests_total"))), "{{code}}"),
-            unit="reqps",
-        ),
-    ],
-    width=4,
 )
