@@ -81,7 +81,7 @@ class BusConfig(TlsConfig):
     url: Annotated[str, Field(pattern=r"^(nats|tls)://[^\s@]+$", max_length=1024)] | None = None
     credentials_file: Path | None = None
     nkey_file: Path | None = None
-    owner: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    owner: Annotated[str, Field(pattern=r"^(ns/.+|uid/\d+)$", max_length=128)] | None = None
 
     @model_validator(mode="after")
     def _has_one_identity(self) -> Self:
