@@ -9,15 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.daemon.captures.capture_node import (
-    ANOTHER,
-    AUTOMATIC,
-    MANUAL,
-    MORE,
-    TRAIN,
-    CaptureNode,
-    trace,
-)
+from tests.daemon.captures.capture_node import AUTOMATIC, MANUAL, MORE, TRAIN, CaptureNode, trace
 from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.state.counted import counted
 from warpwatch_capturing import policy
@@ -99,7 +91,7 @@ def test_a_capture_of_an_idle_server_is_refused_after_its_time_to_arm(server, id
     for _ in range(2):
         assert server.capture(asked).outcome == outcome
         with nullcontext() if is_refused else pytest.raises(Refused, match="cooldown_s leaves"):
-            server.service.prepare(ANOTHER)
+            server.service.prepare(replace(AUTOMATIC, anomaly_id="a2"))
         server.restart()
 
 

@@ -26,7 +26,7 @@ class NatsServer:
     """``port`` stays the same over ``start`` and ``kill``. settings: more lines of its file."""
 
     def __init__(self, folder: Path, settings: str = "") -> None:
-        self._folder = folder
+        self._folder, self._file = folder, folder / "nats.conf"
         self.port = 0
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
@@ -39,7 +39,13 @@ class NatsServer:
     def start(self) -> None:
         log = self._folder / "nats.log"
         log.unlink(missing_ok=True)
-        self._process = subprocess.Popen([NATS, "-c", str(self._configure(self._settings))])
+        store = self._folder / "store"
+        self._text = (
+            f'listen: "127.0.0.1:{self.port or -1}"\nlog_file: "{log}"\n'
+            f'jetstream {{store_dir: "{store}"}}\n{self._settings}'
+        )
+        self._file.write_text(self._text)
+        self._process = subprocess.Popen([NATS, "-c", str(self._file)])
 
         def listening() -> int | None:
             text = log.read_text() if log.exists() else ""
@@ -50,16 +56,8 @@ class NatsServer:
 
         self.port = eventually(listening, "nats-server does not start")
 
-    def _configure(self, settings: str) -> Path:
-        file, folder = self._folder / "nats.conf", self._folder
-        file.write_text(
-            f'listen: "127.0.0.1:{self.port or -1}"\nlog_file: "{folder / "nats.log"}"\n'
-            f'jetstream {{store_dir: "{folder / "store"}"}}\n{settings}'
-        )
-        return file
-
-    def reload(self, settings: str) -> None:
-        self._configure(settings)
+    def reload(self, more: str) -> None:
+        self._file.write_text(self._text + more)
         assert self._process is not None
         self._process.send_signal(signal.SIGHUP)
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
-import msgspec
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -22,6 +22,7 @@ from tests.exporters import states
 from tests.fleet.bus.server import Fabric, NatsServer, until
 from tests.fleet.nodes import NOW, TestCluster, TestNode, seen, step
 from tests.manual_clock import ManualClock
+from tests.waiting import DEADLINE_S
 from warpwatch_daemon.for_fleet.bus import BusAgent, BusReplies, RecordPublisher
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError, BusLinks
@@ -133,8 +134,7 @@ async def test_an_anomaly_keeps_its_id_when_another_worker_continues(play: Play)
     first = await play.worker()
     await until(lambda: not first.missing, lambda: play.round(first))
     for bus in (first.bus, first._records):
-        # As the library does after an error of the server.
-        await bus.client.close()
+        await bus.client.close()  # as the library does after an error of the server
         await play.round(first)
         await until(lambda: not first._stale | first._resuming.keys(), lambda: play.round(first))
     play.train()
@@ -433,43 +433,31 @@ def test_a_node_has_its_condition_from_the_worker_that_reads_its_own_lines():
         ("/api/v1/alertmanager", ["view", "details"]),
     ],
 )  # fmt: skip
-def test_ranks_of_other_workers_are_fetched_only_where_they_are_shown(path, asked):
+def test_ranks_of_other_workers_are_fetched_once_and_where_they_are_shown(monkeypatch, path, asked):
+    monkeypatch.setattr("warpwatch_fleet.bus.fleet.FRESH_S", DEADLINE_S)
+
     class Asking(WorkerFleet):
         def __init__(self) -> None:
             self._views = Views("view", WorkerView, 1.0)
             self._details = Views("details", WorkerDetails, 1.0)
-            self.asked: list[str] = []
-
-        async def _refresh(self, views: Views[Any]) -> None:
-            self.asked.append(views.operation)
-
-    fleet = Asking()
-    asyncio.run(fleet.prepare(path))
-    assert fleet.asked == asked
-
-
-def test_requests_at_once_see_the_same_of_other_workers():
-    asked: list[str] = []
-
-    class Asking(WorkerFleet):
-        def __init__(self) -> None:
-            self._details = Views("details", WorkerDetails, 1.0)
             links = SimpleNamespace(run=lambda work: asyncio.ensure_future(work()))
             self._worker = cast(Any, SimpleNamespace(links=links))
+            self.asked: list[str] = []
 
         async def _request_all(self, operation: str, *more: Any) -> dict[str, bytes]:
-            asked.append(operation)
-            return {"other": said.pack(msgspec.msgpack.encode(WorkerDetails((states.rank(0),))))}
+            await asyncio.sleep(0)
+            self.asked.append(operation)
+            return {}
 
-        async def others(self) -> list[str]:
-            await self._refresh(self._details)
-            return list(self._details.of)
+        async def see(self) -> None:
+            await self.prepare(path)
+            self.asked.append("seen")
 
-    async def both(fleet: Asking) -> list[list[str]]:
-        return list(await asyncio.gather(fleet.others(), fleet.others()))
+    async def both(fleet: Asking) -> list[str]:
+        await asyncio.gather(fleet.see(), fleet.see())
+        return fleet.asked
 
-    assert asyncio.run(both(Asking())) == [["other"], ["other"]]
-    assert asked == ["details"]
+    assert asyncio.run(both(Asking())) == [*asked, "seen", "seen"]
 
 
 def test_an_alert_is_of_a_rank_and_of_a_capture_that_another_worker_has(tmp_path):
@@ -558,20 +546,14 @@ async def test_no_old_clock_waits_for_a_server_that_is_away_and_readers_go_on(pl
         await publish(b"old", "boot-1")
     play.server.start()
     await until(lambda: received[1:], publish_again)
-    assert received == [b"first", b"new"]
-    turns, waits = bus.turns, asyncio.Event()
-
-    async def wait(work: Callable[[], None]) -> None:
-        waits.set()
-        await asyncio.Event().wait()
-
-    bus.turns = cast(Turns, SimpleNamespace(run=wait))
+    read, turns = reader._expected, bus.turns
+    bus.turns = Turns(lambda: math.inf)  # a message waits for its turn for ever
     await publish(b"last", "boot-3")
-    await waits.wait()
+    await until(lambda: reader._expected > read, functools.partial(asyncio.sleep, 0))
     bus.turns = turns
     await reader.start()
     await until(lambda: received[2:], reader.check)
-    assert received[2:] == [b"last"]
+    assert received == [b"first", b"new", b"last"]
 
 
 @on_the_bus
