@@ -22,18 +22,10 @@ from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.nvml.survey import GpuReading
 
 INTERFACES = "Inter-| Receive\n face |bytes\n    lo: 0 0\n  eth0: 1 1\n"
-HOST_PIDS = {"/proc/self/ns/pid": "-> pid:[4026531836]"}
-PORT = "/sys/class/infiniband/mlx5_0/ports/1/state"
-PEER_MEMORY = {"/proc/modules": "nvidia_peermem 16384 0 - Live\n"}
 
 
 def training(*pids: int) -> GpuReading:
     return reading(bus_id="00000000:1A:00.0", processes=pids)
-
-
-def environment(pid: int, **values: str) -> dict[str, str]:
-    text = "".join(f"{name}={value}\0" for name, value in values.items())
-    return {f"/proc/{pid}/environ": text, f"/proc/{pid}/net/dev": INTERFACES}
 
 
 def host_checks(inputs: CheckInputs) -> Iterator[Check]:
@@ -42,49 +34,23 @@ def host_checks(inputs: CheckInputs) -> Iterator[Check]:
     return (check for check in host.host_checks(inputs) if check.name not in own)
 
 
-# By name: the checks, and the inputs of a node for them.
-NODES: dict[str, tuple[Group, dict[str, Any]]] = {
-    **{
-        f"{name}={value}": (
-            nccl_checks,
-            {"files": {"/proc/self/net/dev": INTERFACES}, "environ": {name: value}},
-        )
-        for name, value in cases(__file__)["variables"]
-    },
-    "InfiniBand that NCCL does not use": (
-        nccl_checks,
-        {"files": {PORT: "4: ACTIVE\n"},
-         "environ": {"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "mlx4"}},
-    ),
-    "the file of NCCL":
-        (nccl_checks, {"files": {"/etc/nccl.conf": "# fast\nNCCL_PROTO = Simple\n"}}),
-    "processes that train": (
-        nccl_checks,
-        {"survey": surveyed(training(7, 8)),
-         "files": HOST_PIDS
-         | environment(7, NCCL_P2P_DISABLE="1", PASSWORD="secret", NCCL_SOCKET_IFNAME="ens5")
-         | environment(8, NCCL_P2P_DISABLE="1", NCCL_SOCKET_IFNAME="eth", NCCL_DEBUG="INFO")},
-    ),
-    # There, processes are known by their open GPUs.
-    "another PID namespace": (
-        nccl_checks,
-        {"survey": surveyed(training(7)),
-         "files": environment(7, CUDA_LAUNCH_BLOCKING="1") | environment(9, NCCL_P2P_DISABLE="1")
-         | {"/proc/9/fd/4": "-> /dev/nvidia0", "/proc/7/fd/4": "-> /dev/null"}},
-    ),
-    "no kernel log": (gpus.xid_checks, {}),
-    "InfiniBand that is down": (host_checks, {"files": {PORT: "1: DOWN\n"}}),
-    "peer memory and pressure": (
-        host_checks,
-        {"files": {PORT: "4: ACTIVE\n", "/proc/pressure/cpu": "some\n"} | PEER_MEMORY},
-    ),
-}  # fmt: skip
+CASES = cases(__file__)
+GROUPS: dict[str, Group] = {"nccl": nccl_checks, "host": host_checks, "xid": gpus.xid_checks}
+NODES: dict[str, dict[str, Any]] = CASES["nodes"] | {
+    f"{name}={value}": {
+        "checks": "nccl",
+        "files": {"/proc/self/net/dev": INTERFACES},
+        "environ": {name: value},
+    }
+    for name, value in CASES["variables"]
+}
 
 
 @pytest.mark.parametrize("case", NODES.values(), ids=NODES)
 def test_what_is_found_and_what_to_do_is_said(inputs, case, golden_case):
-    checks, given = case
-    golden_case("\n".join(doctor.lines(checks(inputs(**given)))))
+    survey = surveyed(training(*case["training"])) if "training" in case else None
+    node = inputs(survey, case.get("files"), environ=case.get("environ"))
+    golden_case("\n".join(doctor.lines(GROUPS[case["checks"]](node))))
 
 
 def test_xids_of_the_kernel_log_are_explained_with_their_gpu(inputs, golden_case):

@@ -1,6 +1,7 @@
 """Rules on GPUs, and on the library, the kernel module and what a container was given."""
 
 import os
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from warpwatch_daemon.doctor.gpus import RULES, evaluate
 from warpwatch_devices.nvml.survey import Fabric, GpuPair, GpuReading, Survey
 from warpwatch_telemetry.catalogue import THROTTLE_REASONS
 
-TESLA = "NVIDIA A100-SXM4-80GB"
-DOWN, UP = False, True
-
 
 def test_equal_findings_become_one_that_names_gpus_in_runs_and_faults_come_first():
     well, bad = Check("x", True, "on"), Check("x", False, "off", "set -i {gpus}")
@@ -26,7 +24,8 @@ def test_equal_findings_become_one_that_names_gpus_in_runs_and_faults_come_first
     ]
 
 
-FACTS = cases(__file__)["facts"]
+CASES = cases(__file__)
+FACTS = CASES["facts"]
 FACTS["throttling"] = [
     ", ".join(f"throttle_active {reason} {reason in active:d}" for reason in THROTTLE_REASONS)
     for active in (
@@ -64,17 +63,6 @@ def test_what_is_said_of_a_gpu_is_golden(golden_case):
     golden_case("".join(lines))
 
 
-def linked(index: int, *links: bool) -> GpuReading:
-    values = {f"nvlink_link_up {number}": float(is_up) for number, is_up in enumerate(links)}
-    return reading(index, TESLA, f"00000000:{index + 16:02X}:00.0", values=values)
-
-
-VERSION, DOCKER = "/proc/driver/nvidia/version", {"/.dockerenv": ""}
-OPEN_MODULE = (
-    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
-    "GCC version:  gcc version 11.4.0\n"
-)
-MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Fri Jul  4 00:22:12 UTC 2025\n"
 NO_LIBRARY = Survey(code=12, error="libnvidia-ml.so.1 not found")
 
 
@@ -91,77 +79,34 @@ def named(given: CheckInputs, name: str) -> Check:
     return next(check for check in found if check.name == name)
 
 
-ONE = surveyed(reading(bus_id="00000000:1B:00.0"))
-LOST = surveyed(reading(bus_id="00000000:1B:00.0"), GpuReading(index=1, code=15))
-TWO = {**pci("0000:1b:00.0"), **pci("0000:3b:00.0"), **pci("0000:00:02.0", gpu_class="0x06")}
-CONTROL = {"/dev/nvidiactl": ""}
-DEVICE_FILES = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-uvm")
-PAIRS = (GpuPair((0, 1), 0), GpuPair((0, 2), 1), GpuPair((1, 2), 1))
-IOMMU = "/sys/bus/pci/devices/0000:{}:00.0/iommu_group/type"
-
-NODES = {
-    "the module is the library's": (ONE, {VERSION: MODULE}),
-    "the module is another one": (ONE, {VERSION: OPEN_MODULE}),
-    "no module is known": (ONE, {}),
-    "no GPU": (NO_LIBRARY, {}),
-    "no module": (NO_LIBRARY, pci("0000:1b:00.0", None)),
-    "no library": (NO_LIBRARY, {VERSION: MODULE}),
-    "no library in a container": (NO_LIBRARY, pci("0000:1b:00.0") | DOCKER),
-    "no control device": (ONE, {"/dev/nvidia0": ""}),
-    "all device files": (ONE, CONTROL | dict.fromkeys(DEVICE_FILES, "")),
-    # Without the device of unified memory CUDA will fail.
-    "no unified memory": (ONE, CONTROL),
-    "one GPU of two": (ONE, TWO),
-    "one GPU of two in a container": (ONE, TWO | DOCKER),
-    # A GPU that says nothing is placed by what the others reported.
-    "a lost GPU": (LOST, TWO),
-    "another driver": (NO_LIBRARY, pci("0000:1b:00.0", "nouveau")),
-    "a virtual machine's": (ONE, pci("0000:1b:00.0", "vfio-pci")),
-    **{
-        f"a container for {' '.join(given)}": (NO_LIBRARY, DOCKER, *given)
-        for given in (("void",), ("all", "compute"), ("all", "compute,utility"))
-    },
-    **{
-        f"MIG {name}": (surveyed(reading(values={"mig_mode": 1})), CONTROL | files)
-        for name, files in (
-            ("with its monitor", {"/dev/nvidia-caps/nvidia-cap2": ""}), ("without its monitor", {}),
-            ("without its monitor in a container", DOCKER),
-        )
-    },
-    **{
-        f"NVML fails by {code}{where}": (Survey(code=code, error=f"error {code}"), files)
-        for code in (4, 9, 18, 999)
-        for where, files in (("", {VERSION: MODULE}), (" in a container", DOCKER))
-    },
-    "NVML that is switched off": (Survey(asked=False), {}),
-    "links of which one is down":
-        (surveyed(linked(0, UP, UP), linked(1, UP, UP), linked(2, UP, DOWN)), {}),
-    "links that are all down": (surveyed(linked(0, DOWN, DOWN), linked(1, DOWN, DOWN)), {}),
-    "pairs that copy through host memory": (surveyed(linked(0), linked(1), pairs=PAIRS), {}),
-    "one GPU of two behind a translating IOMMU": (
-        surveyed(linked(0), linked(1)),
-        {IOMMU.format(10): "DMA-FQ\n", IOMMU.format(11): "identity\n"},
-    ),
-    # State, status and health of the registration.
-    **{
-        f"a fabric {state} {health:02b}": (surveyed(reading(fabric=Fabric(state, 0, health))), {})
-        for state, health in ((0, 0), (3, 0), (3, 0b10), (3, 0b01), (1, 0))
-    },
-}  # fmt: skip
+def surveyed_as(case: dict[str, Any]) -> Survey:
+    if "survey" in case:
+        return Survey(**case["survey"])
+    gpus_read = []
+    for number, gpu in enumerate(case["gpus"]):
+        if "fabric" in gpu:
+            gpu = {**gpu, "fabric": Fabric(*gpu["fabric"])}
+        # One that cannot be read has no values at all.
+        gpus_read.append((GpuReading if "code" in gpu else reading)(index=number, **gpu))
+    pairs = tuple(GpuPair(tuple(gpus), access) for gpus, access in case.get("pairs", []))
+    return surveyed(*gpus_read, pairs=pairs)
 
 
-@pytest.mark.parametrize("case", NODES.values(), ids=NODES)
+@pytest.mark.parametrize("case", CASES["nodes"].values(), ids=CASES["nodes"])
 def test_what_is_found_and_what_to_do_is_said(inputs, case, golden_case):
-    survey, files, *given = case
+    files = case.get("files", {})
+    for device in case.get("pci", []):
+        files = files | pci(*device)
     names = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
-    node = inputs(survey, files, environ=dict(zip(names, given, strict=False)))
+    given = dict(zip(names, case.get("given", []), strict=False))
+    node = inputs(surveyed_as(case), files, environ=given)
     found = [*driver.checks(node), *gpus.checks(node), *interconnect.topology_checks(node)]
     golden_case("\n".join(doctor.lines(found)))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
 def test_device_files_that_are_closed_are_named(inputs):
-    given = inputs(surveyed(), CONTROL | {"/dev/nvidia3": ""})
+    given = inputs(surveyed(), {"/dev/nvidiactl": "", "/dev/nvidia3": ""})
     given.machine.path("/dev/nvidia3").chmod(0)
     check = named(given, "device files")
     assert (check.ok, check.detail) == (False, "uid 1000 may not open /dev/nvidia3")
