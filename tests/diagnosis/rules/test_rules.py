@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.diagnosis.captures import Part, diagnosed, event, kernel, loading, operator, stepped
-from tests.diagnosis.traces import LATEST_US, ORIGIN_US, STEP_US, TraceFile, cpu_rank, rank_trace
+from tests.diagnosis.traces import ORIGIN_US, STEP_US, TraceFile, cpu_rank, rank_trace
 from warpwatch_diagnosis import rules
 from warpwatch_diagnosis.diagnosis import Diagnosis
 from warpwatch_diagnosis.report.text import render_text
@@ -176,38 +178,16 @@ LOST = (
 )  # fmt: skip
 
 
-# The same for ranks; the rank of the only finding is the last element.
-RANKS: dict[str, tuple[Callable[[int], list[TraceFile]], str, int]] = {
-    "all wait for samples": (
-        lambda us: [cpu_rank(0, loading_us=us * 6 // 7), cpu_rank(1, loading_us=us)],
-        "data_loading", 1,
-    ),
-    "all run Python between operators": (
-        lambda us: [cpu_rank(0, host_us=us), cpu_rank(1, host_us=us)], "host_bound", 0,
-    ),
-    "one alone runs Python": (
-        lambda us: [cpu_rank(0, waiting_us=us), cpu_rank(1, host_us=us)], "straggler", 1,
-    ),
-    "one alone loads": (
-        lambda us: [cpu_rank(0, waiting_us=us), cpu_rank(1, loading_us=us)], "data_loading", 1,
-    ),
-    "all wait for each other": (
-        lambda us: [cpu_rank(0, waiting_us=us * 10 // 11), cpu_rank(1, waiting_us=us)],
-        "communication_bound", 0,
-    ),
-    # Shared cores: more time than the others in every step.
-    "one alone has slower operators": (
-        lambda us: [cpu_rank(0, waiting_us=us), cpu_rank(1)], "straggler", 1,
-    ),
-    "one GPU is late": (
-        lambda us: [rank_trace(k, late_us=us * 2 // 5 * (k == 2)) for k in range(4)],
-        "straggler", 2,
-    ),
-    "all GPUs transfer": (
-        lambda us: [rank_trace(k, late_us=LATEST_US, transfer_us=us) for k in range(4)],
-        "communication_bound", 0,
-    ),
-}  # fmt: skip
+RANKS: dict[str, dict[str, Any]] = cases(__file__)["ranks"]
+
+
+def ranks_of(fault: dict[str, Any], us: int) -> list[TraceFile]:
+    make: Callable[..., TraceFile] = cpu_rank if "cpu" in fault else rank_trace
+    ranks = []
+    for rank, shares in enumerate(fault.get("cpu") or fault["gpu"]):
+        lost = {name: int(us * Fraction(share)) for name, share in shares.items()}
+        ranks.append(make(rank, **lost, **fault.get("all", {})))
+    return ranks
 
 
 def findings(found: Diagnosis) -> str:
@@ -233,8 +213,8 @@ def test_a_fault_is_found_from_its_limit_on_and_alone_where_it_is_large(
             parts = FAULTS[kind][fault](lost * STEP_US)
             found = diagnosed(tmp_path, stepped(*parts, steps=3))
         else:
-            ranks, kind, rank = RANKS[fault]
-            found = diagnosed(tmp_path, *ranks(round(lost * STEP_US)))
+            kind, rank = RANKS[fault]["verdict"], RANKS[fault]["rank"]
+            found = diagnosed(tmp_path, *ranks_of(RANKS[fault], round(lost * STEP_US)))
         text += f"{lost:.2f} {findings(found)}"
     assert [(f.kind, f.rank) for f in found.findings] == [(kind, rank)]
     assert found.verdict == kind
