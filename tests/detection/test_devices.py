@@ -81,15 +81,7 @@ def test_a_fault_raises_its_kind_alone_and_ends_with_it(kind, fault, found, gold
     assert ended.end_time is not None
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason", "within_s", "says"),
-    [
-        ("device_lost", "lost", 5, "fallen off the bus"),
-        ("device_lost", "reset_required", 5, "until it is reset"),
-        ("device_lost", "driver", 60, "others can"),
-        ("device_stuck", "stuck", 2, "has not returned"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "reason", "within_s", "says"), CASES["down"])
 def test_a_device_that_is_down_for_a_reason_of_its_own(kind, reason, within_s, says, golden_report):
     node, engine = Node(), detection(disabled=["device_needs_service"])
     assert opened(engine, [*node.seen(), *node.readings(60)]) == []
