@@ -215,21 +215,22 @@ def listen_on(listen: str, key: str) -> socket.socket:
         family, _, _, _, address = min(found, key=lambda info: info[0])
         where, is_dual = (str(address[0]), int(port)), name == "::"
         return socket.create_server(where, family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise UsageError(f"{key} {listen!r}: {_explain(error, port, key)}") from error
 
 
-def _explain(error: OSError, port: str, key: str) -> str:
-    if error.errno == errno.EADDRINUSE:
+def _explain(error: OSError | UnicodeError, port: str, key: str) -> str:
+    number = getattr(error, "errno", None)
+    if number == errno.EADDRINUSE:
         variable = f"WARPWATCH_{key.upper().replace('.', '__')}"
         who = "; 9400 is also dcgm-exporter's own" if port == "9400" else ""
         return (
             f"the port is taken by another process{who}; "
             f"set {key} ({variable}) to a free one, e.g. 127.0.0.1:9402"
         )
-    if error.errno == errno.EACCES:
+    if number == errno.EACCES:
         return "this port needs privileges; take one above 1023"
-    return f"{error.strerror or error}; name an address of this machine, e.g. 127.0.0.1:9400"
+    return f"{error.args[-1]}; name an address of this machine, e.g. 127.0.0.1:9400"
 
 
 def passed_by_systemd(environ: MutableMapping[str, str]) -> socket.socket | None:

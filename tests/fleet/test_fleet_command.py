@@ -113,6 +113,7 @@ def check_cluster(server: StandIn, injection: str) -> None:
 
 @pytest.mark.parametrize("key", ["listen", "token_file", "web_config"])
 def test_a_mistake_is_named_by_the_key_of_the_fleet(tmp_path, key):
-    own = {"listen": "127.0.0.1:0", "state_dir": tmp_path, key: f"{tmp_path}:1"}
+    # As a host, it has a label of more than 63 characters.
+    own = {"listen": "127.0.0.1:0", "state_dir": tmp_path, key: f"{tmp_path}{64 * 'x'}:1"}
     with pytest.raises(UsageError, match=rf"^fleet\.{key}:? "):
         Fleet(FleetFile.model_validate({"fleet": own}))
