@@ -128,6 +128,11 @@ class Identity(NamedTuple):
     created_monotonic_ns: int
     record_count: int
 
+    @property
+    def process(self) -> tuple[int, bytes, int]:
+        """What no other process of the node has."""
+        return self[:3]
+
 
 class RingTotals(NamedTuple):
     sequence: int

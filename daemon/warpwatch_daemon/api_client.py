@@ -73,7 +73,7 @@ class ApiClient:
         server_name: str = "",
         socket_path: Path | None = None,
     ) -> None:
-        if not _is_address(url):
+        if not is_address(url):
             raise UsageError(f"--url {url!r} is not an http:// or https:// address")
         self.url = self.where = self.shown_url = url.rstrip("/")
         self._token = _read_token(token_file)
@@ -146,7 +146,8 @@ def is_url_of(path: Path, url: str) -> bool:
         return False
 
 
-def _is_address(url: str) -> bool:
+def is_address(url: str) -> bool:
+    """Return whether this is an http:// or https:// address with a port that can be."""
     try:
         return url.startswith(("http://", "https://")) and urlsplit(url).port != 0
     except ValueError:

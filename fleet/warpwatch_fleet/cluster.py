@@ -19,7 +19,6 @@ from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.bus_messages import partition_of
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.newest import NewestMap
 from warpwatch_telemetry.records import End, JobRecord, RankSeen
 from warpwatch_telemetry.samples import NOT_ASKED
 
@@ -32,7 +31,6 @@ KEPT_S = 600.0
 # Two of three may be lost.
 LEASE_INTERVAL_S = 20.0
 MAX_JOBS = 4096
-MAX_REMOVED = 1000
 # Records of all jobs that wait for their evaluation: a gigabyte at most.
 MAX_WAITING = 1_000_000
 # All jobs are saved once in this many rounds; SAVE_INTERVAL_S has more rounds.
@@ -64,8 +62,6 @@ class Cluster:
         self.jobs: dict[JobId, FleetJob] = {}
         self._by_partition: dict[int, dict[JobId, FleetJob]] = {}
         self.node_names = NodeNames()
-        # By name, nodes whose targets were removed: their conditions are still to be written.
-        self.removed: NewestMap[str, Node] = NewestMap(MAX_REMOVED)
         self._job_of: dict[tuple[str, JobId], FleetJob] = {}
         # By owner and base name.
         self._by_name: dict[tuple[str, str], list[FleetJob]] = {}
@@ -82,7 +78,6 @@ class Cluster:
     def set_targets(self, targets: Mapping[str, Target]) -> None:
         """Add and remove nodes. The ranks of removed nodes stay as they are."""
         for address in self.nodes.keys() - targets.keys():
-            self.removed[self.nodes[address].name] = self.nodes[address]
             self.remove_node(address)
         for address, target in targets.items():
             node = self.nodes.get(address)
@@ -131,24 +126,22 @@ class Cluster:
                     self.refused["error"] += 1
 
     def _apply(self, address: str, record: JobRecord) -> None:
-        key = (address, record.job_id)
         if isinstance(record, RankSeen):
-            self._move(address, record)
-        job = self._job_of.get(key)
-        if isinstance(record, RankSeen):
-            if job is None:
-                job = self._joined(address, record)
-            if job is None or not job.join(address, record):
-                self.refused["too_many_jobs" if job is None else "second_process"] += 1
-                return
-            self._job_of[key] = job
-            if job.id != record.job_id:
-                self.nodes[address].join_run(record.job_id, job.id)
-        elif job is None:
-            if not self.is_catching_up:
-                self.refused["unknown_rank"] += 1
-        else:
+            self._join(address, record)
+        elif job := self._job_of.get((address, record.job_id)):
             job.feed(address, record)
+        elif not self.is_catching_up:
+            self.refused["unknown_rank"] += 1
+
+    def _join(self, address: str, seen: RankSeen) -> None:
+        self._move(address, seen)
+        job = self._job_of.get((address, seen.job_id)) or self._joined(address, seen)
+        if job is None or not job.join(address, seen):
+            self.refused["too_many_jobs" if job is None else "second_process"] += 1
+            return
+        self._job_of[address, seen.job_id] = job
+        if job.id != seen.job_id:
+            self.nodes[address].join_run(seen.job_id, job.id)
 
     def _move(self, address: str, seen: RankSeen) -> None:
         """Move a live rank here from an address that has no agent any more.

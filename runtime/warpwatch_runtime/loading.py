@@ -257,10 +257,10 @@ def overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> None:
         *parents, leaf = name.removeprefix(ENV_PREFIX).lower().split("__")
         node = tree
         for parent in parents:
-            # A section whose keys are all commented out is None.
-            if node.get(parent) is None:
-                node[parent] = {}
-            child = node[parent]
+            child = node.get(parent)
+            if child is None:
+                # All keys of the section may be commented out.
+                child = node[parent] = {}
             if not isinstance(child, dict):
                 raise UsageError(f"{name}: {parent} is not a section")
             node = child

@@ -206,7 +206,7 @@ class Server:
 
 
 def listen_on(listen: str, key: str) -> socket.socket:
-    """Listen on a TCP address. Raises UsageError, caused by an OSError, that names the key."""
+    """Listen on a TCP address. Raises UsageError, with its cause, that names the key."""
     host, _, port = listen.rpartition(":")
     name = host.strip("[]") or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
     try:

@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from warpwatch_daemon.api_client import FLEET, ApiClient, find_socket
+from warpwatch_daemon.api_client import FLEET, ApiClient, find_socket, is_address
 from warpwatch_daemon.cli import parsing
 from warpwatch_runtime import command_line
 from warpwatch_runtime.command_line import say
@@ -34,7 +34,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     )
     command_line.add_json(command)
     arguments = command.parse_args(argv)
-    if arguments.base and not arguments.base.startswith(("http://", "https://")):
+    if arguments.base and not is_address(arguments.base):
         raise UsageError(f"--base {arguments.base!r} is not an http:// or https:// address")
     link = _client(arguments, environ).post("/api/v1/sessions", {})
     # --url and WARPWATCH_URL are the daemon's.

@@ -196,7 +196,7 @@ class Rank:
         self.shuts_down = False
         self.claims = ring.claims
         self.pid = 0
-        self._process_id = (0, b"", 0)  # PID, boot ID and start time
+        self._known_process: tuple[int, bytes, int] | None = None
         self.step_begun: int | None = None
         self.recent = RecentSteps()
         self.phase_names = PhaseNames(job_phases)
@@ -209,7 +209,7 @@ class Rank:
         A process that closes all descriptors looks gone, and makes a ring with all of its totals.
         """
         header = ring.reader.header()
-        is_other = header.identity[:3] != self._process_id
+        is_other = header.identity.process != self._known_process
         if is_other or header.totals.steps < self.counts.header.steps:
             self.counts.begin_process(self.phases)
         self.serving.begin_process()
@@ -275,7 +275,7 @@ class Rank:
         header = news.header
         self.counts.header = header.totals
         self.step_begun = header.step_begun
-        self.pid, self._process_id = header.identity.pid, header.identity[:3]
+        self.pid, self._known_process = header.identity.pid, header.identity.process
         if header.metadata_sequence != self.process.metadata_sequence:
             self.claims = claims.parse(header.metadata_text, self.ring.pod_uid)
             self.process.metadata_sequence = header.metadata_sequence

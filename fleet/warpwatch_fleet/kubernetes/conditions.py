@@ -86,22 +86,25 @@ class Conditions:
         self._cluster = cluster
         self._wall = wall
         self.known: dict[str, KnownNode] = {}
+        # By name, also those whose targets were removed.
+        self._nodes: dict[str, Node] = {}
 
     def wanted(self) -> dict[str, Condition]:
         """Return the conditions of nodes whose agents have reported, by node."""
         now = self._wall()
         with self._cluster.lock:
-            found = self._cluster.removed.values()
-            removed = [node for node in found if now - node.clock < REMOVED_S]
             nodes = [
                 node
-                for node in (*self._cluster.agents(), *removed)
+                for node in self._cluster.agents()
                 if node.target.owner is None
                 and (node.target.node or node.name != node.target.address)
             ]
             # If two agents have one name, return the one that can be followed.
             nodes.sort(key=lambda node: node.clock)
-            return {node.name: _condition(node, now) for node in nodes}
+            before = self._nodes.items()
+            recent = {name: node for name, node in before if now - node.clock < REMOVED_S}
+            self._nodes = recent | {node.name: node for node in nodes}
+            return {name: _condition(node, now) for name, node in self._nodes.items()}
 
     async def advance(self) -> None:
         """Write changed conditions. Raises KubernetesError, at the end for a refused condition."""
