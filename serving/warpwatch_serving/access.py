@@ -160,7 +160,7 @@ class Access:
             return HOLDER_OF_TOKEN
         peer = _peer_of(request)
         if peer.on_socket:
-            if peer.uid is None and request.url.path not in self.open:
+            if peer.uid is None and request.scope["path"] not in self.open:
                 raise HttpError(403, "unknown_user", _NO_USER)
             return Caller(peer.uid, peer.privileged, captures=True)
         session = await self.sessions.find(request.cookies.get(self.cookie, ""))
@@ -265,8 +265,8 @@ class Guard:
 
         try:
             await self._admit(request)
-            if request.url.path not in self.access.open:
-                await self.prepare(request.url.path)
+            if request.scope["path"] not in self.access.open:
+                await self.prepare(request.scope["path"])
             await self.app(scope, receive, watched)
         except HttpError as error:
             await self.refuse(request, error)(scope, receive, watched)
@@ -280,7 +280,7 @@ class Guard:
 
     async def _admit(self, request: HTTPConnection) -> None:
         """Leave the caller's rights in the request's state. Raises HttpError to refuse it."""
-        caller, path = await self.access.caller(request), request.url.path
+        caller, path = await self.access.caller(request), request.scope["path"]
         if caller is None and self.basic_auth is not None and path not in (LIVENESS, LOGIN):
             await self.basic_auth.check(request.headers.get("authorization", ""))
             caller = Caller(all_jobs=True)

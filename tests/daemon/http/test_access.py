@@ -92,7 +92,7 @@ def basic(user: str) -> dict[str, str]:
 
 GIVEN = {
     "nothing": {},
-    "proxy": {"X-Forwarded-For": "127.0.0.1", "X-Real-IP": "::1"},
+    "proxy": {"Host": "x/healthz?", "X-Forwarded-For": "127.0.0.1", "X-Real-IP": "::1"},
     "token": bearer("correct horse"),
     "token through a proxy": bearer("correct horse") | {"Host": "gpu.example", "Via": "1.1 x"},
     "wrong token": bearer("correct horse battery"),
