@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import copy
-import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
-from pathlib import Path
 
 from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -38,15 +34,6 @@ class Row:
     panels: Sequence[models.Panel]
     collapsed: bool = False
     width: int = 8
-
-
-def rows_of(
-    file: str, panel: Callable[[Mapping[str, str]], models.Panel], collapsed: bool = False
-) -> list[Row]:
-    """Return the rows of panels in a CSV file of this folder. panel: makes one of its line."""
-    with Path(__file__).with_name(file).open(newline="", encoding="utf-8") as lines:
-        rows = groupby(csv.DictReader(lines), itemgetter("row"))
-        return [Row(title, [panel(one) for one in of_row], collapsed) for title, of_row in rows]
 
 
 @dataclass(frozen=True, slots=True)

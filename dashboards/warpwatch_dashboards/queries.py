@@ -18,6 +18,8 @@ JOB = f"{AGENT},{OF_JOB}"
 PLACE = "cluster, node, instance"
 # A fleet's own scrape job, not an agent's, as the chart's monitors and docs/alerts.md call it.
 NO_FLEET, FLEET = 'job!="warpwatch-fleet"', 'job="warpwatch-fleet"'
+# The name of the scrape job in the chart's monitors and docs/dashboards.md.
+SCRAPED = f'up{{job="warpwatch",{AGENT}}}'
 DEVICE_KEY = f"{PLACE}, gpu, uuid, gpu_instance, profile"
 RANK_KEY = f"{PLACE}, owner, training_job, rank"
 _ALLOCATED = f"{PLACE}, uuid, gpu_instance"
@@ -71,12 +73,6 @@ def anomalies(*more: str) -> str:
     )
     others = series(name, AGENT, FLEET, *more)
     return f"({' or '.join(found)} or on ({BY_JOB}, kind, rank) {others})"
-
-
-def by_node(expression: str, *labels: str) -> Query:
-    """Return one series per node, and by these labels."""
-    own = " ".join(f"{{{{{label}}}}}" for label in labels)
-    return Query(expression, f"{NODE_LEGEND}|{own}" if own else NODE_LEGEND)
 
 
 def recorded(rule: str, by_hand: str) -> str:
@@ -136,9 +132,6 @@ def of_allocations(device_expression: str) -> str:
     return f"{allocations()} * on ({_ALLOCATED}) group_left () {by_allocation(device_expression)}"
 
 
-# The usual targets of a training.
-GPU_BUSY, MEMORY, COMMUNICATION, DATA_LOADING = 0.8, 0.9, 0.2, 0.1
-
 BY_JOB = "cluster, owner, training_job"
 JOB_LEGEND = "{{training_job}}"
 # Time that is not a rank's own: waits for others, and pauses for all ranks.
@@ -189,13 +182,6 @@ def lateness(where: str = JOB) -> str:
     return f"(max by ({RANK_KEY}) ({rule}) or {by_hand}) - 1"
 
 
-def share_of_steps(phase: str) -> str:
-    """Return a phase's share of the steps' time by job; 0 for jobs without the phase."""
-    steps = total(BY_JOB, rate(series("step_duration_seconds_sum", JOB)))
-    spent = total(BY_JOB, rate(series("phase_seconds_total", JOB, f'phase="{phase}"')))
-    return f"({spent} or {steps} * 0) / {steps}"
-
-
 def ranks_by_device() -> str:
     """Return 1 for each rank, with its device's UUID."""
     ranks = f'label_replace({series("rank_info", JOB)}, "uuid", "$1", "device", "(.+)")'
@@ -221,3 +207,13 @@ BUSY_OF_RANKS = of_ranks(rate(series("device_busy_seconds_total")))
 MEMORY_OF_RANKS = of_ranks(
     f"{series('device_memory_used_bytes')} / {series('device_memory_total_bytes')}"
 )
+# In the order of the ranks' numbers.
+STEP_S_OF_RANKS = in_order(step_s())
+OWN_S_OF_RANKS = in_order(own_s())
+LATENESS_IN_JOB, LATENESS = lateness(), lateness(AGENT)
+
+_BUSY = rate(series("device_busy_seconds_total"))
+NODE_BUSY = recorded("node:device_busy:ratio_rate5m", f"avg by ({PLACE}) ({_BUSY})")
+IDLE_RATIO = 0.05
+IDLE_WORKLOADS = of_workloads(f"{_BUSY} < bool {IDLE_RATIO}")
+ALLOCATIONS, UNUSED_ALLOCATIONS = allocations(), of_allocations(f"1 - {_BUSY}")
