@@ -84,7 +84,9 @@ def expand(query: str, selections: Mapping[str, str]) -> str:
 
 
 def _constant(word: re.Match[str]) -> str:
-    return str(getattr(queries, word[0], word[0]))
+    name = word[0]
+    # GPU is only a word; a misspelled BY_JOB raises AttributeError.
+    return str(getattr(queries, name) if "_" in name else getattr(queries, name, name))
 
 
 def _size(line: Mapping[str, str]) -> PanelSize:
