@@ -34,6 +34,8 @@ class RunFigures:
     def __init__(self, *before: RunSummary) -> None:
         self.anomalies: Counter[str] = Counter()
         self.energy_before_j = 0.0
+        # When its last rank ended, 0 while none has.
+        self.end_time = 0.0
         self._histogram = StepHistogram()
         self._seconds = 0.0
         self._tokens = self._samples = 0.0
@@ -44,7 +46,7 @@ class RunFigures:
         # The ignored first steps of each rank.
         self._warmup: Counter[int] = Counter()
         self._known_until = 0.0
-        self._is_known = bool(before)
+        self.before = before[0] if before else None
         for summary in before:
             self._continue(summary)
 
@@ -71,7 +73,7 @@ class RunFigures:
     def add(self, step: Step) -> None:
         if step.profiled or step.time <= self._known_until:
             return
-        if not self._is_known and self._warmup[step.rank] < WARMUP_STEPS:
+        if self.before is None and self._warmup[step.rank] < WARMUP_STEPS:
             self._warmup[step.rank] += 1
             return
         pauses_s = sum(step.phases_s.get(name, 0.0) for name in PAUSES)
@@ -92,6 +94,9 @@ class RunFigures:
             for name in LATENCIES:
                 if counts := getattr(second, name):
                     _grow(self._latencies, name, sum(counts.values()), getattr(second, f"{name}_s"))
+
+    def note_end(self, time: float) -> None:
+        self.end_time = max(self.end_time, time)
 
     def fields(self, ranks: int) -> dict[str, Any]:
         """Return the fields of RunSummary that come from steps; ``ranks``: the number of ranks."""

@@ -181,6 +181,11 @@ class RankState:
     def key(self) -> RankKey:
         return self.job, self.name, self.owner, self.serve.replica if self.serve else ""
 
+    @property
+    def computes(self) -> bool:
+        """Whether it has steps or iterations: not a server's scheduler or front end."""
+        return self.serve is None or self.serve.role == "rank"
+
 
 @dataclass(frozen=True, slots=True)
 class JobState:

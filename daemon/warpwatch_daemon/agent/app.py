@@ -219,7 +219,10 @@ class Daemon:
         self.captures.service.close()
         self.pipeline.close()
         self.ranks.close()
-        last_writes = {"positions": self._positions.write, "runs": self.runs.write}
+        last_writes = {
+            "positions": self._positions.write,
+            "runs": lambda: self.runs.close(time.time()),
+        }
         if self._log is not None:
             last_writes["telemetry-log"] = self._log.write
         run_all(last_writes | self._push_exporters.last_words, LAST_WRITES_TIMEOUT_S)

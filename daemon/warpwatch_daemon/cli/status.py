@@ -183,7 +183,7 @@ def _rank(rank: RankState) -> Iterator[str]:
     if rank.serve is not None:
         if rank.recent_s:
             yield f"median iteration {jobs.median(rank)}"
-        elif rank.serve.role == "rank":
+        elif rank.computes:
             yield "no iteration yet"
         return
     yield f"step {rank.step}"

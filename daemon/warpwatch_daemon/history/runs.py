@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -146,8 +146,10 @@ class RunTable:
         elif type(record) is Serve:
             if record.job_id in self._figures:
                 self._figures[record.job_id].add_second(record)
-        elif type(record) is End:
+        elif type(record) is End or (type(record) is RankEvent and record.event == "died"):
             self._is_urgent = True
+            if record.job_id in self._figures:
+                self._figures[record.job_id].note_end(record.time)
 
     def note_change(self, change: Change) -> None:
         job = change.anomaly.job_id
@@ -174,11 +176,11 @@ class RunTable:
         for job in list(self._figures):
             of_job = ranks.get(job, [])
             self._sum_up(job, of_job, models, now)
-            if not any(rank.status in _LIVE for rank in of_job):
-                self._end(job)
+            if not _is_live(of_job):
+                self._end(job, of_job)
         self._compare(now)
         if at - self._began_at > RETURN_S:
-            self._end_interrupted()
+            self._end_interrupted({job for job, of_job in ranks.items() if _is_live(of_job)})
         self._make_room()
 
     def take_events(self) -> list[RankEvent]:
@@ -211,6 +213,9 @@ class RunTable:
         if before is not None and before.end_time is not None and step.time <= before.time:
             return None
         figures = self._figures[step.job_id] = RunFigures(before) if before else RunFigures()
+        if before is not None and before.end_time is not None:
+            # The hub goes on with what it counted before the ranks came back.
+            figures.energy_before_j -= self._hub.job_energy(step.job_id) or 0.0
         self._is_urgent = True
         return figures
 
@@ -223,11 +228,18 @@ class RunTable:
         energy_j = self._hub.job_energy(job)
         captures = [c.id for c in self._hub.captures() if c.request.job_id == job]
         said = ranks[0]
+        first_time = min(rank.first_time for rank in ranks)
+        steps = max(rank.steps_total for rank in ranks)
+        if (before := figures.before) is not None:
+            if before.end_time is not None and first_time > before.end_time:
+                # Resumed by other processes.
+                steps += before.steps
+            first_time = min(first_time, before.first_time)
         self._put(
             RunSummary(
                 **job.fields(),
                 time=now,
-                first_time=min(rank.first_time for rank in ranks),
+                first_time=first_time,
                 node=self._node,
                 world_size=max(rank.world_size for rank in ranks),
                 ranks=tuple(sorted(rank.rank for rank in ranks)),
@@ -235,10 +247,10 @@ class RunTable:
                 framework=said.framework,
                 step_clock=said.step_clock,
                 version=__version__,
-                steps=max(rank.steps_total for rank in ranks),
+                steps=steps,
                 energy_j=None if energy_j is None else figures.energy_before_j + energy_j,
                 captures=tuple(captures[-MAX_CAPTURES:]),
-                **figures.fields(len(ranks)),
+                **figures.fields(sum(rank.computes for rank in ranks)),
             )
         )
 
@@ -252,22 +264,25 @@ class RunTable:
                 self._saved_at[job] = at
                 self._note(job)
 
-    def _end(self, job: JobId) -> None:
+    def _end(self, job: JobId, ranks: Iterable[RankState]) -> None:
         """End a run without a living rank; a rank that comes back continues it."""
-        del self._figures[job]
+        ended = self._figures.pop(job).end_time
         with self._lock:
             summary = self._runs.get(job)
             self._saved_at.pop(job, None)
             if summary is not None:
-                self._runs[job] = replace(summary, end_time=summary.time, remote=None)
+                # It may have ended while no daemon ran.
+                steps = (rank.last_step_time or 0.0 for rank in ranks)
+                end_time = max(ended, *steps) if ended else summary.time
+                self._runs[job] = replace(summary, end_time=end_time, remote=None)
                 self._note(job)
 
-    def _end_interrupted(self) -> None:
-        """End runs that ended while no daemon ran."""
+    def _end_interrupted(self, live: Container[JobId]) -> None:
+        """End runs that ended while no daemon ran; a server without load has no figures."""
         with self._lock:
             gone = [s for s in self._runs.values() if s.end_time is None]
             for summary in gone:
-                if summary.job_id not in self._figures:
+                if summary.job_id not in self._figures and summary.job_id not in live:
                     ended = replace(summary, end_time=summary.time, remote=None)
                     self._runs[summary.job_id] = ended
                     self._note(summary.job_id)
@@ -309,6 +324,12 @@ class RunTable:
 
     # --- the writer ---
 
+    def close(self, now: float) -> None:
+        """Sum up and write all runs once the pipeline has ended. Raises OSError."""
+        self._saved_at.clear()
+        self._refresh(now, self._monotonic())
+        self.write()
+
     def write(self) -> None:
         """Write changed summaries. Raises OSError for the first failure, which is tried again."""
         with self._lock:
@@ -333,6 +354,10 @@ class RunTable:
                     self._dirty.add(summary.job_id)
         if failure is not None:
             raise failure
+
+
+def _is_live(ranks: Iterable[RankState]) -> bool:
+    return any(rank.status in _LIVE for rank in ranks)
 
 
 def _model(ranks: Sequence[RankState], models: Mapping[str, str]) -> str | None:

@@ -275,8 +275,7 @@ def process_name(rank: RankState) -> str:
 
 
 def computing(ranks: Sequence[RankState]) -> list[RankState]:
-    """Return the ranks with steps or iterations of their own: no scheduler and front end."""
-    return [rank for rank in ranks if rank.serve is None or rank.serve.role == "rank"]
+    return [rank for rank in ranks if rank.computes]
 
 
 def _server_facts(job: JobState, ranks: Sequence[RankState]) -> list[str]:

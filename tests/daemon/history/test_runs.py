@@ -21,9 +21,9 @@ from warpwatch_detection.runs import RunFigures, StepHistogram, compare
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId, RunSummary
-from warpwatch_telemetry.records import Serve, Step
+from warpwatch_telemetry.records import End, RankEvent, Serve, Step
 from warpwatch_telemetry.samples import Device, DeviceSample
-from warpwatch_telemetry.state import RankState
+from warpwatch_telemetry.state import RankState, ServeState
 
 JOB = JobId("ns/team", "llama 7b", "r1")
 BEGAN = 1_700_000_000.0
@@ -164,8 +164,10 @@ def test_a_run_ends_with_its_ranks_and_is_on_disk(node):
     node.train(range(120))
     node.runs.write()
     copied = node.run()
-    node.ranks = (rank(0, "exited"), rank(1, "died"))
+    scheduler = rank(2, "exited", serve=ServeState("scheduler", "", "vllm", ""))
+    node.ranks = (rank(0, "exited"), rank(1, "died"), scheduler)
     node.train(range(120, 130))
+    assert node.run().tokens_per_s == copied.tokens_per_s
     # A copy of an older summary does not count.
     node.runs.copied(copied, "s3://ours")
     assert node.run().remote is None
@@ -192,6 +194,22 @@ def test_a_restart_of_the_daemon_counts_no_step_twice(node):
         {"forward": 0.2, "backward": 0.25, "other": 0.05}, rel=0.01
     )
     assert run.tokens_per_step == pytest.approx(1000.0)
+    # An orderly end writes all, and the next daemon finds that the run has ended meanwhile.
+    node.train(range(200, 210))
+    node.runs.close(BEGAN + 210)
+    node.start()
+    assert node.run().judged_steps == 2 * 190 - 2
+    node.ranks = (rank(0, "exited", last_step_time=BEGAN + 219), rank(1, "died"))
+    for number, record in enumerate((End, RankEvent)):
+        detail = {"event": "died"} if record is RankEvent else {}
+        node.runs.observe(step(219, rank=number))
+        node.runs.observe(record(BEGAN + 225 + number, rank=number, **detail, **JOB.fields()))
+    node.look(10, BEGAN + 1000)
+    assert node.run().end_time == BEGAN + 226
+    # Other processes resume it.
+    node.ranks = (rank(0, first_time=BEGAN + 2000), rank(1, first_time=BEGAN + 2000))
+    node.train(range(2000, 2010))
+    assert (node.run().first_time, node.run().steps) == (BEGAN, 200)
 
 
 def test_energy_goes_on_after_a_restart_and_the_newest_captures_are_named(node, monkeypatch):
@@ -203,13 +221,20 @@ def test_energy_goes_on_after_a_restart_and_the_newest_captures_are_named(node, 
     node.runs.write()
     node.start()
     node.train(range(30, 40))
-    assert node.run().energy_j == 200.0
+    for status in ("exited", "running"):
+        node.ranks = (rank(0, status), rank(1, status))
+        node.train(range(40, 50) if status == "exited" else range(50, 60))
+        assert node.run().energy_j == 200.0
     assert node.run().captures == tuple(capture.id for capture in captures[1:])
 
 
 def test_a_run_that_ended_while_no_daemon_looked_has_ended(node):
     node.train(range(120))
     node.runs.write()
+    node.start()
+    # An inference server without requests.
+    node.look(80.0)
+    assert node.run().end_time is None
     node.ranks = ()
     node.start()
     for after_s in (60.0, 9.5):
