@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.detection.streams import EPOCH_S, Job, detection, with_events
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.catalogue import ERRORS
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.records import PortReading, Record
+from warpwatch_telemetry.records import PortReading, RankSeen, Record, Serve
 
 # The size of a fault, 0 to 1, and the healthy values -> the values that are different.
 Faulty = Callable[[float, Metrics], Mapping[SeriesKey, float]]
@@ -204,3 +205,45 @@ def test_steps_that_get_longer_and_shorter_are_found_at_the_limit(name, shape, g
             yield size(getattr(record, "step", job.step) - 300, rises), record
 
     golden_case(course(detection(), records()), f"{name} {shape}")
+
+
+HEALTHY: dict[str, Any] = {
+    "running": 8, "kv_usage": 0.5, "generated_tokens": 42, "queue": {3: 2}, "queue_s": 0.02,
+    "iterations": {"decode": (10, 0.9), "mixed": (2, 0.4)}, "first_token": {9: 2},
+    "first_token_s": 0.5, "inter_token": {5: 40}, "inter_token_s": 3.6,
+}  # fmt: skip
+IDLE: dict[str, Any] = {
+    "running": 0, "iterations": {}, "inter_token": {}, "inter_token_s": 0.0, "first_token": {}
+}  # fmt: skip
+# What is different in a server's second at a size of the fault.
+SERVED: dict[str, Callable[[float], Mapping[str, Any]]] = {
+    "requests that wait": lambda level: {"waiting": round(300 * level)},
+    "requests that lose their place":
+        lambda level: {"preemptions": round(2 * level), "kv_usage": 0.5 + level / 2},
+    "tokens": lambda level: {"inter_token_s": 5.4 if level > 0.3 else 3.6},
+    "tokens of requests that lost their place":
+        lambda level: {"inter_token_s": 5.4, "preemptions": 5} if level > 0.3 else {},
+    "first tokens": lambda level: {"first_token_s": 1.0 if level > 0.3 else 0.5},
+    "first tokens of a queue":
+        lambda level: {"first_token_s": 1.0, "queue_s": 0.52} if level > 0.3 else {},
+    "no progress":
+        lambda level: {"iterations": {}, "generated_tokens": 0} if level > 0.5 else {},
+    "tokens until there are no requests":
+        lambda level: {"inter_token_s": 7.2} if 0.3 < level < 0.6 else IDLE if level > 0.6 else {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_fault_of_a_server_that_grows_is_found_at_its_limit(name, golden_case):
+    random = Random(1)
+
+    def records() -> Iterator[tuple[float, Record]]:
+        yield 0.0, RankSeen(EPOCH_S, "chat", 0, 1, kind="serve")
+        for second in range(2500):
+            level = size(second - 500, 700)
+            fields = {**HEALTHY, **SERVED[name](level)}
+            fields["inter_token_s"] *= random.lognormvariate(0, 0.02)
+            fields["first_token_s"] *= random.lognormvariate(0, 0.02)
+            yield level, Serve(EPOCH_S + second, "chat", **fields)
+
+    golden_case(course(detection(), records()))

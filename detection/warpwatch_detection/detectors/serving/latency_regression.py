@@ -171,13 +171,16 @@ class LatencyRegression(Detector):
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
-            series = job.series.get("inter_token")
+            shown = (one for one in EFFECTS if one in job.series and job.series[one].shown)
+            latency: Latency = next(shown, "inter_token")
+            series = job.series.get(latency)
             if series is None or not series.shifts.ready:
                 yield job_status(name, False, "its noise is not known yet", learns=True)
                 continue
-            value = math.expm1(min(series.shifts.difference, 10.0))
-            text = f"time between tokens {100 * value:+.1f} % against earlier, for its iterations"
-            limit = math.expm1(EFFECTS["inter_token"])
+            rise = series.rise if series.shown else None
+            value = math.expm1(min(rise.size if rise else series.shifts.difference, 10.0))
+            text = f"{WORDS[latency]} {100 * value:+.1f} % against earlier, for its iterations"
+            limit = math.expm1(EFFECTS[latency])
             yield job_status(name, job.on, text, value, limit, baseline=0.0)
 
     def _end_stale(self, job: ServerLatency, seen: Serve) -> Results:
