@@ -2,10 +2,10 @@
 
 A finding about a job is explained by another kind of the same job (``EXPLAINED_BY``), or by a fault
 of the device that its rank runs on (``DEVICE_CAUSES``). If the whole job has stopped, any of its
-devices can be the cause, but only a critical fault, and no XID that the program caused itself. If
-the whole job is slow, half of its devices must be at fault: one slow device is one slow rank. A
-finding about a device is explained by its job (``JOB_CAUSES``), or by the same fault in another
-form (``SAME_FAULT``).
+devices can be the cause, but only a critical fault that is new, and no XID that the program caused
+itself. If the whole job is slow, half of its devices must be at fault: one slow device is one slow
+rank. A finding about a device is explained by its job (``JOB_CAUSES``), or by the same fault in
+another form (``SAME_FAULT``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from warpwatch_detection.anomalies.tracked import Key, TrackedAnomaly
 from warpwatch_detection.ranks import RankDevices
-from warpwatch_telemetry.anomalies import Anomaly, Severity
+from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly, Detected
 from warpwatch_telemetry.xids import MEMORY_XIDS, explain
 
 # These stop or delay a rank: the whole job waits for it.
@@ -71,15 +71,19 @@ JOB_CAUSES: Mapping[str, tuple[str, ...]] = {"device_idle": ("hang", "crash", "d
 
 # All ranks wait for the rank whose device fails.
 _STOPPED = frozenset({"hang", "crash"})
+# A fault that began longer before the stop did not prevent the job from running, so it is no cause.
+NEW_FAULT_S = 3600.0
 
 Active = Mapping[Key, TrackedAnomaly]
 
 
 def cause_of(
-    key: Key, rank: int | None, severity: Severity, active: Active, ranks: RankDevices
+    key: Key, found: Detected, active: Active, ranks: RankDevices
 ) -> TrackedAnomaly | None:
-    """Return the active anomaly that explains a finding of this kind about a job or device."""
+    """Return the active anomaly that explains what was found about a job or device."""
     kind, job, device = key
+    if kind in _STOPPED:
+        active = {key: one for key, one in active.items() if _may_stop(one.anomaly, kind, found)}
     if job is None and kind in SAME_FAULT:
         memory = {key: known for key, known in active.items() if _is_of_memory(known.anomaly)}
         return _first(memory, ((cause, None, device) for cause in SAME_FAULT[kind]))
@@ -94,17 +98,19 @@ def cause_of(
         own = next((known for key, known in active.items() if key[0] in causes), None)
     if own is not None or kind not in DEVICE_CAUSES:
         return own
-    devices = ranks.devices(job) if rank is None else {ranks.device(job, rank)}
-    if kind not in _STOPPED:
-        return _device_cause(DEVICE_CAUSES[kind], devices, len(devices) / 2, active)
+    devices = ranks.devices(job) if found.rank is None else {ranks.device(job, found.rank)}
+    needed = 1 if kind in _STOPPED else len(devices) / 2
+    return _device_cause(DEVICE_CAUSES[kind], devices, needed, active)
+
+
+def _may_stop(fault: Anomaly, kind: str, found: Detected) -> bool:
+    """Return whether a fault is severe and new enough to stop a job as it was found."""
+    # A hang began with the silence that is its value.
+    stop_time = found.time - ((found.value or 0.0) if kind == "hang" else 0.0)
+    is_new = fault.kind in EVENT_KINDS or stop_time - fault.time < NEW_FAULT_S
     # A stop of severity info seems to be on purpose, so any fault explains it better.
-    able = {
-        key: known
-        for key, known in active.items()
-        if (severity == "info" or known.anomaly.severity == "critical")
-        and not _is_own(known.anomaly)
-    }
-    return _device_cause(DEVICE_CAUSES[kind], devices, 1, able)
+    is_able = found.severity == "info" or fault.severity == "critical"
+    return is_new and is_able and not _is_own(fault)
 
 
 def _is_own(fault: Anomaly) -> bool:

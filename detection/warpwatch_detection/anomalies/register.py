@@ -281,7 +281,7 @@ class AnomalyRegister:
     # --- explaining ---
 
     def _cause(self, key: Key, found: Detected) -> TrackedAnomaly | None:
-        return cause_of(key, found.rank, found.severity, self.state.active, self.ranks)
+        return cause_of(key, found, self.state.active, self.ranks)
 
     def _ended_cause(self, key: Key, found: Detected) -> Anomaly | None:
         """Return the cause that had ended when this was first found, but not when this started."""
