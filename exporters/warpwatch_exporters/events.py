@@ -22,6 +22,8 @@ _OF_ANOMALY = (
 )
 
 EventName = Literal["anomaly_opened", "anomaly_closed", "capture_ended", "verdict"]
+# Its name, the id of its anomaly or capture, how often that was reopened, its severity.
+EventKey = tuple[str, str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,12 @@ class StateEvent:
     node: str = ""
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        """An anomaly that comes back opens and closes once more."""
+    def key(self) -> EventKey:
+        """An anomaly that comes back opens and closes once more; a graver one opens once more."""
         if self.anomaly is not None:
-            return self.name, self.anomaly.id, self.anomaly.reopened
-        return self.name, self.capture.id if self.capture else "", 0
+            severity = self.anomaly.severity if self.name == "anomaly_opened" else ""
+            return self.name, self.anomaly.id, self.anomaly.reopened, severity
+        return self.name, self.capture.id if self.capture else "", 0, ""
 
     @property
     def anomaly_id(self) -> str | None:
@@ -79,7 +82,7 @@ class EventFeed:
 
     def __init__(self, state: State) -> None:
         self._known = {event.key for event in _all(state)}
-        self._reported: NewestMap[tuple[str, str, int], None] = NewestMap(MAX_REPORTED)
+        self._reported: NewestMap[EventKey, None] = NewestMap(MAX_REPORTED)
 
     def know(self, anomalies: Iterable[Anomaly]) -> None:
         """Count events of anomalies as old, which another process has reported."""

@@ -82,10 +82,20 @@ def test_no_name_of_a_stranger_is_markup_in_slack(server: Receiver) -> None:
 
 def test_what_was_there_before_the_start_is_not_told_again(server: Receiver) -> None:
     site = Site(server, state_of(SLOW))
-    for found in ((SLOW,), (ENDED,), (replace(SLOW, reopened=1),), ()):
+    again = replace(SLOW, reopened=1)
+    for found in (
+        (SLOW,),
+        (ENDED,),
+        (again,),
+        (again,),
+        (replace(again, severity="critical"),),
+        (),
+    ):
         site.see(*found)
     assert site.events._known == set()
-    assert [one["event"] for one in site.told()] == ["anomaly_closed", "anomaly_opened"]
+    assert [f"{one['event']} {one['severity']}" for one in site.told()] == [
+        "anomaly_closed warning", "anomaly_opened warning", "anomaly_opened critical"
+    ]  # fmt: skip
 
 
 def test_a_server_that_is_away_gets_it_later_but_not_for_ever(server: Receiver) -> None:
