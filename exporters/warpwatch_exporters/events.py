@@ -18,7 +18,7 @@ MAX_REPORTED = 50_000
 _OF_REQUEST = ("kind", "trigger", "job", "owner", "run")
 _OF_ANOMALY = (
     *("kind", "severity", "job", "owner", "run", "rank", "device", "node"),
-    *("step", "value", "baseline"),
+    *("step", "value", "baseline", "explained_by"),
 )
 
 EventName = Literal["anomaly_opened", "anomaly_closed", "capture_ended", "verdict"]

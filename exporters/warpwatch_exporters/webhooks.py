@@ -135,7 +135,8 @@ def _slack_text(event: StateEvent, link: str | None) -> str:
     if anomaly is None:
         head = ":mag:"
     elif event.name == "anomaly_closed":
-        head = f":white_check_mark: over: *{anomaly.kind}*:"
+        how = ":link: explained:" if anomaly.explained_by else ":white_check_mark: over:"
+        head = f"{how} *{anomaly.kind}*:"
     else:
         head = f"{_SIGNS[anomaly.severity]} *{anomaly.kind}*:"
     more = f" <{link}|{'report' if event.capture else 'more'}>" if link else ""

@@ -25,6 +25,7 @@ from warpwatch_telemetry.state import State
 INFO = replace(SLOW, id="6553f1f0-2", time=9.0, severity="info", kind="crash", summary="it ended")
 OTHER = replace(SLOW, id="6553f1f0-3")
 ENDED = replace(SLOW, end_time=NOW + 90)
+EXPLAINED = replace(OTHER, end_time=NOW + 95, explained_by=SLOW.id)
 
 
 class Site:
@@ -64,7 +65,8 @@ def test_an_anomaly_its_verdict_and_its_end_are_a_golden_message_each(
     server, golden, form, severity
 ):
     site = Site(server, format=form, min_severity=severity)
-    for found in ((SLOW, INFO), (SLOW, INFO), (SLOW, INFO, CAPTURE), (ENDED, INFO, CAPTURE)):
+    ended = (ENDED, INFO, CAPTURE, EXPLAINED)
+    for found in ((SLOW, INFO), (SLOW, INFO), (SLOW, INFO, CAPTURE), ended):
         site.see(*found)
     # Without a public URL there is no link.
     site = Site(server, public_url="", format=form, min_severity=severity)

@@ -159,7 +159,8 @@ def _of(anomaly: Anomaly, about: Mapping[str, str], now: float, link: str) -> Ob
     end = anomaly.end_time
     lasted = max(0.0, (now if end is None else end) - anomaly.time)
     again = anomaly.time + (lasted if end else lasted // AGAIN_S * AGAIN_S)
-    text = f"{'over: ' if end else ''}{sentence(anomaly)}"
+    how = "explained: " if anomaly.explained_by else "over: " if end else ""
+    text = how + sentence(anomaly)
     note = f"{text[: MAX_NOTE - len(link) - 1]} {link}".strip()
     reason = "".join(part.title() for part in anomaly.kind.split("_"))
     key = f"{anomaly.id}/{anomaly.node}/{anomaly.owner}"

@@ -46,10 +46,11 @@ def test_a_fault_of_a_gpu_is_one_event_on_its_node_until_it_is_over(told):
     told.find(fault(summary="XID 79; then XID 94"))
     (changed,) = told.rounds()
     assert changed["message"].endswith(f"21 Sep; then XID 94 {link}")
-    told.find(fault(end_time=NOW + 7))
-    (over,) = told.rounds()
     ended = said.replace("since 14:13", "from 14:13 to 14:13")
-    assert over["message"] == f"over: {ended}"
+    for cause, how in (("20261123T01-2", "explained"), (None, "over")):
+        told.find(fault(end_time=NOW + 7, explained_by=cause))
+        (over,) = told.rounds()
+        assert over["message"] == f"{how}: {ended}"
     assert over["metadata"]["uid"] == event["metadata"]["uid"]
 
 
