@@ -111,13 +111,23 @@ def document(case: dict[str, Any]) -> dict[str, Any]:
     return {"rule_files": rules, "evaluation_interval": "30s", "tests": [case]}
 
 
-def test_an_alert_goes_on_when_another_worker_takes_its_job_over(check_rules):
-    page, series = fleet(), list[dict[str, str]]()
-    # For 90 s nobody has the job.
-    for worker, values in (("fleet-0", "%sx10 stale"), ("fleet-1", "_x13 %sx20")):
-        target = {"job": "warpwatch-fleet", "instance": worker, "pod": worker}
-        series += scraped(page, target, values)
-    named = {(name, job) for name, job, node in expected(300) if node == "gpu-2"}
+IN_POD = agent().replace(b'pod=""', b'pod="llama-0"')
+
+
+# For 90 s no worker has the job; the pod of a rank is removed.
+@pytest.mark.parametrize(
+    ("pages", "instances", "after", "on"),
+    [
+        ((fleet(), fleet()), ("fleet-0", "fleet-1"), 13, "gpu-2"),
+        ((IN_POD, agent()), ("gpu-1", "gpu-1"), 11, "gpu-1"),
+    ],
+)
+def test_an_alert_goes_on_when_its_worker_or_pod_changes(check_rules, pages, instances, after, on):
+    series = list[dict[str, str]]()
+    every = zip(pages, instances, ("%sx10 stale", f"_x{after} %sx20"), strict=True)
+    for page, instance, values in every:
+        series += scraped(page, {"job": "warpwatch", "instance": instance}, values)
+    named = {(name, job) for name, job, node in expected(300) if node == on}
     samples = [
         {"labels": f'{{alertname="{name}", training_job="{job}"}}', "value": 1}
         for name, job in named
