@@ -14,8 +14,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from warpwatch_telemetry.anomalies import KINDS
 
-_BYTE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_BYTE_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BYTE_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    # Kubernetes writes Gi and G.
+    _BYTE_UNITS |= dict.fromkeys((f"{_letter}I", f"{_letter}IB"), 1024**_power)
+    _BYTE_UNITS |= dict.fromkeys((_letter, f"{_letter}B"), 1000**_power)
 _SECOND_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
@@ -71,7 +74,7 @@ REAL = _number("a number")
 WHOLE = _number("a whole number")
 _BYTES = _quantity(int, _BYTE_UNITS, "B, KiB, MiB, GiB, TiB, KB, MB, GB, TB")
 _SECONDS = _quantity(float, _SECOND_UNITS, "s, m, h, d, w")
-_SIZE = r"^\d+(\.\d+)? ?([KMGT]i?)?B?$"
+_SIZE = r"^\d+(\.\d+)? ?([KMGTkmgt][Ii]?)?[Bb]?$"
 _DURATION = r"^\d+(\.\d+)? ?[smhdw]?$"
 
 Boolean = Annotated[bool, Field(strict=True)]
