@@ -41,7 +41,7 @@ LONG_EVIDENCE = frozenset({"step_spikes"})
 # Users notice these, so their cause refers to them, also if it is a fault of the same job.
 SHOWN_EFFECTS = frozenset({"latency_regression"})
 # Detectors find these only once, however long they last, so not again when their cause is over.
-FOUND_ONCE = frozenset({"hang", "crash", "oom", "memory_leak", "memory_pressure"})
+FOUND_ONCE = frozenset({"hang", "crash", "oom", "memory_leak", "memory_pressure", "kv_thrash"})
 
 What = Literal["opened", "reopened", "updated", "closed"]
 
