@@ -158,6 +158,17 @@ def test_devices_that_are_read_once_a_minute_are_not_silent() -> None:
     assert opened(engine, node.readings(3600, interval_s=60.0)) == []
 
 
+@pytest.mark.parametrize("interval_s", [1.0, 61.0, 300.0])
+def test_a_symptom_is_found_and_over_at_any_interval(interval_s):
+    node, engine = Node(gpus=1, broken=0), alone("pcie_degraded")
+    slow: Metrics = {key("pcie_link_width_lanes"): 8.0}
+    opened(engine, node.readings(200 * interval_s, interval_s=interval_s))
+    opened(engine, node.readings(200 * interval_s, lambda *_: slow, interval_s=interval_s))
+    assert only(engine.active).kind == "pcie_degraded"
+    opened(engine, node.readings(200 * interval_s, interval_s=interval_s))
+    assert not engine.active
+
+
 def test_a_daemon_that_was_away_does_not_take_devices_for_lost() -> None:
     node, engine = Node(), detection()
     opened(engine, node.readings(60))

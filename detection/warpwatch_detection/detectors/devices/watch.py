@@ -106,7 +106,8 @@ class Hysteresis:
         pause_s, self.judged = now - self.judged, now
         if not 0 <= pause_s <= max(GAP_S, 3 * self.pause_s):
             self.since = None
-        elif pause_s:
+        # A longer pause may be the interval of the readings from now on.
+        if 0 < pause_s < NEVER:
             self.pause_s = pause_s
         self.text, self.value = symptom.text, symptom.value
         self.baseline, self.limit = symptom.baseline, symptom.limit
