@@ -314,10 +314,13 @@ class AnomalyRegister:
         text = f"in {found.job} {found.summary}" if of_device else found.summary
         cause.effects[name] = worse(key[0], cause.effects.get(name), found, text)
         before = cause.anomaly
+        severity = max(before.severity, found.severity, key=SEVERITIES.index)
+        is_graver_form = key[1] is None and severity != before.severity
         cause.anomaly = replace(
             before if before.job else with_job(before, found.job_id),
             rank=found.rank if before.rank is None and not before.job else before.rank,
-            severity=max(before.severity, found.severity, key=SEVERITIES.index),
+            severity=severity,
+            first_summary=text if is_graver_form else before.first_summary,
         )
         cause.summarize()
         self._changes.append(Change("updated", cause.anomaly))
