@@ -10,6 +10,7 @@ from tests.detection.streams import EPOCH_S
 from warpwatch_detection.anomalies import register as register_module
 from warpwatch_detection.anomalies.explanation import DEVICE_CAUSES, EXPLAINED_BY, JOB_CAUSES
 from warpwatch_detection.anomalies.register import FOUND_ONCE
+from warpwatch_detection.ranks import LiveRank
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS
 from warpwatch_telemetry.jobs import JobId
 
@@ -100,6 +101,12 @@ def test_a_devices_anomaly_gets_its_job_and_rank():
     life.rank_devices.jobs[LLAMA][5].device = "GPU-4"
     (shared,) = life.found("thermal_throttle", 0, device="GPU-4")
     assert (shared.job, shared.rank) == ("llama", None)
+    # Two ranks of another job are on it now.
+    bert = {rank: LiveRank(device="GPU-3") for rank in (0, 1)}
+    for jobs, job, rank in (({}, "llama", 3), ({JobId("", "bert", ""): bert}, "bert", None)):
+        life.rank_devices.jobs = jobs
+        (throttled,) = life.found("thermal_throttle", 10, device="GPU-3")
+        assert (throttled.job, throttled.rank) == (job, rank)
 
 
 def test_a_label_reports_the_effect_that_made_its_anomaly_critical():

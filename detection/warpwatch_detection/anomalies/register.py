@@ -197,8 +197,8 @@ class AnomalyRegister:
         located = self.ranks.located(found)
         before = with_job(tracked.anomaly, located.job_id)
         rank = located.rank
-        if rank is None and key[0] in DEVICE_KINDS:
-            # The rank that ran on the device when it was opened.
+        if rank is None and key[0] in DEVICE_KINDS and before.job_id == tracked.anomaly.job_id:
+            # The rank of the same job that ran on the device before.
             rank = before.rank
         tracked.update(found)
         severity = max(before.severity, found.severity, key=SEVERITIES.index)
