@@ -52,7 +52,7 @@ class _OfJob:
 
 
 class RankSeen(_OfJob, msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="rank"):
-    """A rank reported for the first time, or its places in parallelism have become known.
+    """A rank reported for the first time, or its device, places or role have become known.
 
     master: host and port where the ranks of a run without an id meet, which joins its nodes.
     pod, pod_uid: its Kubernetes pod, as the kubelet names it; else empty.

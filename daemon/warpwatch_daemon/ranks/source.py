@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from warpwatch.protocol import ProtocolError
 from warpwatch_daemon.ranks.counts import Positions, SavedRank
@@ -187,6 +188,8 @@ SAVE_INTERVAL_S = 1.0
 MAX_UNSENT = 20_000
 # More rings than there may be.
 MAX_ENDED = 2048
+# The claims that a shim may learn after its first steps, and with which a rank is seen again.
+_SEEN_AGAIN = attrgetter("device", "parallel", "role")
 # A scrape waits this long for a running poll, which usually takes milliseconds.
 STATES_WAIT_S = 0.25
 
@@ -415,10 +418,10 @@ class RanksSource:
         return rank
 
     def _update(self, rank: Rank, now: float, at: float, limit: int) -> Iterator[Record]:
-        places, role = rank.claims.parallel, rank.claims.role
+        before = _SEEN_AGAIN(rank.claims)
         try:
             yield from rank.update(now, at, limit, self._stopped_after_s, self._boot_id)
-            if (rank.claims.parallel, rank.claims.role) != (places, role):
+            if _SEEN_AGAIN(rank.claims) != before:
                 yield self._seen(rank, rank.ring, now)
             if rank.gone_since is not None:
                 peers = (peer for peer in self._ranks if peer.job == rank.job)

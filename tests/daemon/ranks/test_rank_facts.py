@@ -113,16 +113,19 @@ def test_claims_are_shown_as_far_as_they_are_of_a_closed_set(node, said, name, s
     assert getattr(node.newest(), name) == shown
 
 
-def test_records_say_where_a_rank_stands_and_again_once_that_changes(node):
+@pytest.mark.parametrize("change", [{"parallel": {"pipeline": (1, 2)}}, {"device": "GPU-abc"}])
+def test_records_say_where_a_rank_stands_and_again_once_that_changes(node, change):
     ring = node.ring(parallel={"pipeline": [0, 2]})
 
     def places() -> list[object]:
-        return [record.parallel for record in node.poll() if isinstance(record, RankSeen)]
+        seen = (record for record in node.poll() if isinstance(record, RankSeen))
+        return [{"parallel": one.parallel, "device": one.device} for one in seen]
 
-    assert [places(), places()] == [[{"pipeline": (0, 2)}], []]
-    said = {"job": "train", "rank": 0, "world_size": 2, "parallel": {"pipeline": [1, 2]}}
+    before = {"parallel": {"pipeline": (0, 2)}, "device": None}
+    assert [places(), places()] == [[before], []]
+    said = {"job": "train", "rank": 0, "world_size": 2} | before | change
     ring.put(protocol.META_OFFSETS[1], protocol.encode_metadata(2, said))
-    assert places() == [{"pipeline": (1, 2)}]
+    assert places() == [before | change]
 
 
 def test_the_throughput_is_that_of_the_newest_steps_of_a_live_rank(node):
