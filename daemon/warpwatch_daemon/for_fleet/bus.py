@@ -62,6 +62,8 @@ class RecordPublisher:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._stream = stream
+        # While the bus is away, nothing is read.
+        stream.keep()
         self.bus = bus
         self._who = who
         self._version = version

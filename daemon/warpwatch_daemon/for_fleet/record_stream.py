@@ -1,6 +1,6 @@
 """The newest lines of the telemetry log and of changes, in memory, for followers of this node.
 
-Lines are kept only while a follower reads.
+Lines are kept only while a follower reads, or for one that waits for the bus.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class RecordStream:
         self._bytes = 0
         self._count = 0
         self._read_at: float | None = None
+        self._is_kept = False
         self._ranks: dict[tuple[JobId, int], RankSeen] = {}
         self._anomalies: dict[str, Anomaly] = {}
         self._captures: dict[str, Capture] = {}
@@ -89,6 +90,10 @@ class RecordStream:
 
     def close(self) -> None:
         self.closed = True
+
+    def keep(self) -> None:
+        """Keep lines from now on though no reader comes: it waits for the bus."""
+        self._is_kept = True
 
     # --- writing ---
 
@@ -196,7 +201,7 @@ class RecordStream:
 
     def _is_read(self) -> bool:
         self._forget_old()
-        return self._read_at is not None
+        return self._is_kept or self._read_at is not None
 
     def _add(self, key: int | None, text: bytes | None) -> None:
         if text is None:
@@ -207,7 +212,7 @@ class RecordStream:
 
     def _forget_old(self) -> None:
         now = self._monotonic()
-        if self._read_at is not None and now - self._read_at > KEPT_S:
+        if not self._is_kept and self._read_at is not None and now - self._read_at > KEPT_S:
             self._read_at = None
             self._lines.clear()
             self._bytes = 0

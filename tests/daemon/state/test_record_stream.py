@@ -3,13 +3,17 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.manual_clock import ManualClock
+from warpwatch_daemon.for_fleet.bus import RecordPublisher
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
+from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_runtime.bus import Bus
 from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.bus_messages import Publisher
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankSeen, Step
 
@@ -92,6 +96,15 @@ def test_a_reader_that_was_away_too_long_is_told_how_much_it_lost(node):
         lines += node.read()
     # 16 of 1 MiB each.
     assert steps(lines) == list(range(12, 28))
+
+
+def test_lines_wait_ten_minutes_for_the_bus_and_those_that_are_dropped_are_counted(node):
+    RecordPublisher(node.stream, cast(Bus, None), Publisher("gpu-1"), "0.3.0", AgentMetrics())
+    for number in (1, 2, 3):
+        node.step(number)
+        node.clock.advance(400)
+    gap, *lines = node.read()
+    assert (gap, steps(lines)) == ({"type": "gap", "lost": 2}, [3])
 
 
 def test_the_cursor_of_another_life_of_the_daemon_is_a_gap_of_unknown_size(node):
