@@ -43,8 +43,9 @@ class AlertRequests:
     """Requests captures for alerts. ``receive`` may be called from any thread.
 
     Captures are found in the store, and in the state those of other processes: nothing is requested
-    twice. ``state`` returns None until the ranks are known. ``targets``: the live ranks of a job,
-    for healthy peers. ``node``: this node's name in the label ``node`` of alerts.
+    twice. ``state`` returns None until the ranks are known. ``recipes`` returns the
+    present ones, which a reload replaces. ``targets``: the live ranks of a job, for healthy peers.
+    ``node``: this node's name in the label ``node`` of alerts.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class AlertRequests:
         state: Callable[[], State | None],
         request: Callable[[CaptureRequest], Capture],
         register: CaptureRegister,
-        recipes: Recipes,
+        recipes: Callable[[], Recipes],
         targets: Callable[[JobId], Mapping[int, RunningRank]],
         node: str = "",
         wall: Callable[[], float] = time.time,
@@ -134,7 +135,7 @@ class AlertRequests:
         active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
         try:
             local = self._local(targets[0].job)
-            request = request_for(targets, alerts, self._recipes, local, active)
+            request = request_for(targets, alerts, self._recipes(), local, active)
             capture = self._request_capture(request)
         except Settled as settled:
             outcome, detail, found = settled.outcome, str(settled), settled.capture_id

@@ -126,8 +126,8 @@ class Fleet:
         self._changes: list[Change] = []
         self._kubernetes = Kubernetes(own, self._cluster, self.captures, self.metrics, self._source)
         self._alerts = AlertRequests(
-            self._complete_state, self.request_capture, self._register, config.triggers.recipes,
-            targets=lambda job: {},
+            self._complete_state, self.request_capture, self._register,
+            recipes=lambda: config.triggers.recipes, targets=lambda job: {},
         )  # fmt: skip
         self._upload = self._uploads(config.remote_store.url)
         self._ended: asyncio.Event

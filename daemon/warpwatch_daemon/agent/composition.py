@@ -142,7 +142,7 @@ class Capturing:
             lambda: hub.state() if hub.ranks_known() else None,
             self.service.request,
             self.service.register,
-            config.triggers.recipes,
+            lambda: self.policy.config.recipes,
             ranks.targets,
             node,
         )

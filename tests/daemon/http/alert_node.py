@@ -46,7 +46,7 @@ class AlertNode(MemoryAgent):
             lambda: known.state() if known.ranks_known() else None,
             service.request,
             service.register,
-            service.policy.config.recipes,
+            lambda: service.policy.config.recipes,
             self.node.source.targets,
             "node-17",
             self.clock.wall,

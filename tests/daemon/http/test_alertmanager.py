@@ -11,6 +11,7 @@ import pytest
 from tests.cases import cases
 from tests.daemon.http.alert_node import BEGAN, WEBHOOK, AlertNode, alert, notification, send
 from tests.daemon.http.conftest import STRAGGLER, local_client, servers
+from warpwatch_capturing.config import TriggersConfig
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.alerts import ALERT_OUTCOMES
 from warpwatch_telemetry.captures import Decision
@@ -64,7 +65,9 @@ def test_the_labels_decide_what_is_captured(site, labels, kind, ranks):
 
 
 def test_what_cannot_be_captured_is_answered_too(site, golden):
-    node, client = site(recipes={"hang": None})
+    node, client = site()
+    # As a reload does it.
+    node.node.service.policy.config = TriggersConfig(recipes={"hang": None})
     answers = send(
         client,
         {**alert("f1", training_job="train"), "status": "resolved"},
