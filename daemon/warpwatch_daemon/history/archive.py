@@ -92,8 +92,8 @@ class HistoryStore:
                 rows,
             )
             connection.execute(
-                "DELETE FROM anomalies WHERE time < ? OR id IN "
-                "(SELECT id FROM anomalies ORDER BY time DESC LIMIT -1 OFFSET ?)",
+                "DELETE FROM anomalies WHERE time < ?1 AND written < ?1 OR id IN "
+                "(SELECT id FROM anomalies ORDER BY time DESC LIMIT -1 OFFSET ?2)",
                 (now - self._max_age_s, MAX_ROWS),
             )
         return True

@@ -61,8 +61,9 @@ def test_rows_and_age_are_bounded_and_the_newest_come_oldest_first(tmp_path, mon
         history.write([(replace(OVER, id=str(number), time=NOW + number), CONTEXT)], NOW)
     assert [one.id for one in history.newest(100)] == ["15", "16", "17", "18", "19"]
     assert [one.id for one in history.newest(2)] == ["18", "19"]
-    history.write([(replace(OVER, id="new", time=NOW + 116.5), None)], NOW + 116.5)
-    assert [one.id for one in history.newest(100)] == ["17", "18", "19", "new"]
+    new, lasting = replace(OVER, id="new", time=NOW + 116.5), replace(OVER, id="lasting", time=NOW)
+    history.write([(new, None), (lasting, None)], NOW + 116.5)
+    assert [one.id for one in history.newest(100)] == ["lasting", "17", "18", "19", "new"]
 
 
 def test_a_file_that_is_no_database_is_moved_aside_with_one_line(tmp_path, caplog):
