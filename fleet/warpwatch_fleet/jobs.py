@@ -176,7 +176,9 @@ class FleetJob:
     def _start_evaluation(self) -> None:
         self.detection = Detection(self._kinds, self._anomalies)
         for member in self.members.values():
-            self.waiting.add(self._as_ours(member.seen))
+            # The end of other ranks was not kept: they would look as if they lived on.
+            if member.is_live:
+                self.waiting.add(self._as_ours(member.seen))
 
     def advance(self, known_until: float | None) -> list[Change]:
         """Judge what is known of all nodes until then; None: one is away, and time stands still.

@@ -241,6 +241,19 @@ def test_a_job_of_one_node_is_its_agents_to_judge():
     assert jobs == [1, 0]
 
 
+def test_ranks_that_died_before_the_fleet_started_lived_on_in_no_crash():
+    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
+    for number, node in enumerate(cluster.nodes):
+        ranks = 2 * number, 2 * number + 1
+        died = (RankEvent(NOW + 1, "llama", rank, "died", owner=OWNER, run="41") for rank in ranks)
+        node.say(*map(seen, ranks), *died)
+    for _ in range(3):
+        cluster.now += 60
+        cluster.hear()
+    (found,) = cluster.anomalies()
+    assert (found.kind, found.severity) == ("crash", "info")
+
+
 @pytest.mark.parametrize("is_rebooted", [False, True])
 def test_the_end_on_each_node_is_the_end_of_the_job_which_is_kept_ten_minutes(two, is_rebooted):
     train(two, 300)
