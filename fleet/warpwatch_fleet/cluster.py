@@ -12,9 +12,9 @@ from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_fleet.jobs import RANKS_AWAITED_S, FleetJob
+from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.memory import SAVE_INTERVAL_S, SavedJob
-from warpwatch_fleet.node import Node, NodeNames
+from warpwatch_fleet.node import REPORTS_AWAITED_S, Node, NodeNames
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.bus_messages import partition_of
@@ -238,7 +238,7 @@ class Cluster:
             node, known = awaited.get(address), job.nodes[address]
             if node is None or (*known, rank) not in node.unreported:
                 continue
-            if now - node.gap_at < RANKS_AWAITED_S:
+            if now - node.gap_at < REPORTS_AWAITED_S:
                 awaits = True
             else:
                 job.feed(address, End(now, rank=rank, **known.fields()))

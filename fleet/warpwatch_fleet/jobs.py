@@ -18,6 +18,7 @@ from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.engine import Detection, EngineState
 from warpwatch_fleet.memory import SavedJob
+from warpwatch_fleet.node import REPORTS_AWAITED_S
 from warpwatch_telemetry.anomalies import FLEET_KINDS, Anomaly
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import (
@@ -32,8 +33,6 @@ from warpwatch_telemetry.records import (
 )
 from warpwatch_telemetry.state import JobState, RankState, RecentSteps, ServeState, StepDurations
 
-# How long all ranks are awaited after a restart: of the fleet, or of an agent.
-RANKS_AWAITED_S = 30.0
 # By address, what agents have found of their devices.
 Faults = Mapping[str, Iterable[Anomaly]]
 # A fault that closed up to this time before may be the cause.
@@ -213,7 +212,7 @@ class FleetJob:
     def _awaits_ranks(self, now: float) -> bool:
         """Return whether to wait for ranks of nodes that are not followed yet."""
         if self._awaited_until is None:
-            self._awaited_until = now + RANKS_AWAITED_S
+            self._awaited_until = now + REPORTS_AWAITED_S
         return len(self.members) < self.world_size and now < self._awaited_until
 
     def _resume(

@@ -43,6 +43,9 @@ from warpwatch_telemetry.stream import (
 LEAST_SKEW_S = 0.5
 # Worth a word to a person.
 TOLD_SKEW_S = TOLD_LAG_S = 5.0
+# How long all ranks, and all active anomalies, are awaited after a restart: of the fleet, or of an
+# agent.
+REPORTS_AWAITED_S = 30.0
 # Limits per agent: as many rings as its own limit, as many anomalies as it keeps.
 MAX_RANKS = 1024
 MAX_ANOMALIES = 1000
@@ -116,8 +119,9 @@ class Node:
         self._is_named = target.owner is not None or target.node is not None
         self._skew_s: float | None = None
         self._ranks: set[tuple[object, ...]] = set()
-        # The ranks that are to be reported again since ``gap_at``, wall clock.
+        # The ranks and anomalies that are to be reported again since ``gap_at``, wall clock.
         self.unreported: set[tuple[object, ...]] = set()
+        self._unreported_anomalies: set[str] = set()
         self.gap_at = float("-inf")
         # Wall clock of its first line.
         self._since: float | None = None
@@ -189,9 +193,11 @@ class Node:
             return self._admitted(decoded, size, now)
         if isinstance(decoded, CursorLine):
             self._apply_cursor(decoded)
+            if now - self.gap_at >= REPORTS_AWAITED_S:
+                self._end_unreported()
         elif isinstance(decoded, GapLine):
             self.lost += max(0, decoded.lost or 0)
-            self.await_ranks(now)
+            self.await_reports(now)
         elif isinstance(decoded, AnomalyLine):
             self._keep_anomaly(decoded.anomaly, size)
         elif isinstance(decoded, CaptureLine):
@@ -250,9 +256,18 @@ class Node:
         self.unreported.discard(key)
         return None
 
-    def await_ranks(self, now: float) -> None:
-        """Await a new report of each rank: lines were lost, or the agent was restarted."""
+    def await_reports(self, now: float) -> None:
+        """Await a new report of all that is live: lines were lost, or the agent was restarted."""
         self.unreported, self.gap_at = set(self._ranks), now
+        active = {name for name, one in self._anomalies.items() if one.end_time is None}
+        self._unreported_anomalies = active
+
+    def _end_unreported(self) -> None:
+        """End the anomalies that the agent no longer has."""
+        for name in self._unreported_anomalies & self._anomalies.keys():
+            ended = replace(self._anomalies[name], end_time=self.clock - self.skew_s)
+            self._anomalies[name] = ended
+        self._unreported_anomalies.clear()
 
     def _keep_anomaly(self, anomaly: Anomaly, size: int) -> None:
         owner = self.target.owner
@@ -268,6 +283,7 @@ class Node:
             self.refused["bad_anomaly"] += 1
             return
         put_newest(self._anomalies, anomaly.id, anomaly, MAX_ANOMALIES)
+        self._unreported_anomalies.discard(anomaly.id)
 
     def has_active(self, found: Anomaly, job: JobId) -> bool:
         """Return whether it has raised the same; ``job``: as it is called there."""

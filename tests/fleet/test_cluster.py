@@ -132,6 +132,22 @@ def test_what_an_anomaly_of_the_fleet_does_and_what_speaks_for_it_name_nodes(two
     )
 
 
+def test_an_anomaly_that_a_restarted_agent_does_not_report_again_has_ended():
+    cluster = TestCluster(TestNode("gpu-1", ahead_s=100.0))
+    (node,) = cluster.nodes
+    for ident in ("1", "2"):
+        node.stream.put_anomaly(found_by_agent("xid", id=ident))
+    cluster.hear()
+    node.stream = RecordStream()
+    node.stream.put_anomaly(found_by_agent("xid", id="2"))
+    ends = []
+    for after_s in (0.0, 29.9, 0.1, 600.0):
+        cluster.now += after_s
+        cluster.hear()
+        ends.append([one.end_time for one in cluster.anomalies()])
+    assert ends == [[None, None], [None, None], [NOW + 30, None], [NOW + 30, None]]
+
+
 @pytest.mark.parametrize("ahead_s", [0.0, 3600.0])
 def test_a_straggler_is_named_once_with_its_node_whatever_its_clock(ahead_s):
     cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2", ahead_s=ahead_s))

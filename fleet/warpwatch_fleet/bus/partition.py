@@ -223,7 +223,7 @@ class Partition:
         if last is not None and last.boot == batch.boot and batch.number <= last.number:
             return False
         if last is not None and last.boot != batch.boot:
-            self._cluster.nodes[address].await_ranks(self.time)
+            self._cluster.nodes[address].await_reports(self.time)
         self._received[address] = batch, self._monotonic()
         return True
 
