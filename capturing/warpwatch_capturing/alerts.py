@@ -12,7 +12,7 @@ from typing import NamedTuple
 from warpwatch_capturing.config import RecipeConfig
 from warpwatch_capturing.participant import RunningRank
 from warpwatch_capturing.register import CaptureRegister
-from warpwatch_capturing.triggers import with_peers
+from warpwatch_capturing.triggers import is_refused, with_peers
 from warpwatch_telemetry import alerts as outcomes
 from warpwatch_telemetry.alerts import Alert, AlertAnswer, NotReadyError, host_of
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
@@ -82,7 +82,7 @@ class AlertRequests:
         if state is None:
             raise NotReadyError("the daemon has not looked for ranks yet")
         with self._lock:
-            self._learn(one for one in state.captures if one.outcome != "refused_disk")
+            self._learn(one for one in state.captures if not is_refused(one))
             self._forget()
             node = ThisNode(state, {self._node, own_name})
             answers: dict[int, AlertAnswer] = {}
@@ -152,10 +152,10 @@ class AlertRequests:
                 answers[number] = _answer(alert, outcome, detail, found)
 
     def _capture_of_alert(self, alert: Alert) -> str | None:
-        """Return the capture for this firing, unless the store had no space for it."""
+        """Return the capture for this firing, unless it was refused after its start."""
         _, capture_id = self._captured.get(alert.key, (0.0, None))
         capture = None if capture_id is None else self._register.get(capture_id)
-        if capture is not None and capture.outcome == "refused_disk":
+        if capture is not None and is_refused(capture):
             del self._captured[alert.key]
             return None
         return capture_id
@@ -292,11 +292,15 @@ class ThisNode:
         self.own_names = own_names
         self.jobs: defaultdict[JobId, set[int]] = defaultdict(set)
         self.on_device: defaultdict[str | None, set[tuple[JobId, int]]] = defaultdict(set)
+        devices = [one.device for one in state.devices]
+        # MIG instances have the index of their GPU.
+        self.uuids = {str(one.index): one.uuid for one in devices if not one.gpu_instance}
+        parents = {one.uuid: one.info.get("parent_uuid", one.uuid) for one in devices}
         for rank in state.ranks:
             if rank.status not in _GONE:
                 self.jobs[rank.job_id].add(rank.rank)
-                self.on_device[rank.device].add((rank.job_id, rank.rank))
-        self.uuids = {str(one.device.index): one.device.uuid for one in state.devices}
+                for device in {rank.device, parents.get(rank.device or "")} - {None}:
+                    self.on_device[device].add((rank.job_id, rank.rank))
 
 
 def targets_of(labels: Mapping[str, str], node: ThisNode) -> tuple[AlertTarget, ...]:

@@ -36,7 +36,7 @@ class StepCost:
         self._during_s: list[float] = []
         self._paid_s: list[float] = []
         self._after_s: list[float] = []
-        self._delivered = self._straddles = self._interrupted = False
+        self._delivered = self._straddles = self._interrupted = self._serves = False
 
     @property
     def disturbs(self) -> bool:
@@ -50,6 +50,7 @@ class StepCost:
         """Count a step. Steps ``first_step`` to ``last_step`` are recorded."""
         if self.complete:
             return
+        self._serves |= bool(step.work_class)
         if not step.profiled:
             if self._delivered and not self._straddles:
                 self._after_s.append(step.duration_s)
@@ -79,10 +80,13 @@ class StepCost:
         return sum(self._paid_s) - len(self._paid_s) * statistics.median(self._before_s)
 
     def residual(self) -> Residual | None:
-        """Return the residual, or None if there are too few steps on one side."""
+        """Return the residual, or None if there are too few steps on one side.
+
+        A server's iterations follow its load: none of it is the capture's doing.
+        """
         steps = min(len(self._before_s), len(self._after_s))
         before_s = statistics.median(self._before_s) if self._before_s else 0.0
-        if steps < MIN_STEPS or before_s <= 0:
+        if steps < MIN_STEPS or before_s <= 0 or self._serves:
             return None
         ratio = statistics.median(self._after_s) / before_s
         sure = rank_sum_z(self._before_s, self._after_s) > SIGNIFICANT_Z

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Set
@@ -60,11 +61,13 @@ class CaptureRegister:
             return self._captures.get(capture_id)
 
     def refuse(self, capture: Capture) -> None:
-        """Show a capture that ended without a folder; only the newest few are kept."""
+        """Show a capture that was refused; only the newest few are kept, here and on disk."""
         with self._lock:
             refused = [c.id for c in self._captures.values() if c.outcome == capture.outcome]
             for capture_id in refused[: 1 - SHOWN_REFUSED]:
-                del self._captures[capture_id]
+                folder = self._captures.pop(capture_id).folder
+                if folder is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
             self.keep(capture)
 
     def file(self, capture_id: str, name: str, owner: str | None = None) -> Path | None:

@@ -88,7 +88,7 @@ class Triggers:
         self._triggers: dict[str, _Trigger] = {}
         self._decisions: dict[str, Decision] = {}
         for capture in capturer.captures():
-            if capture.request.anomaly_id is not None:
+            if capture.request.anomaly_id is not None and not is_refused(capture):
                 self._decide_captured(capture.request.anomaly_id, capture)
 
     def advance(self, now: float, changes: Iterable[Change], active: Sequence[Anomaly]) -> None:

@@ -32,7 +32,8 @@ _PRESSURE = Path("/proc/pressure")
 _BLOCK_DEVICES = Path("/sys/block")
 _VIRTUAL_DISK = re.compile(r"(loop|ram|zram|dm-|md|sr|fd)\d*")
 _VIRTUAL_INTERFACE = re.compile(
-    r"(veth|cali|cilium|lxc|lxd|docker|br-|virbr|flannel|cni|tun|tap|kube|nodelocaldns|dummy).*|lo"
+    r"(veth|cali|cilium|lxc|lxd|docker|br-|virbr|flannel|cni|tun|tap|kube|nodelocaldns|dummy"
+    r"|eni[0-9a-f]{6,}|gke[0-9a-f]{6,}|azv|vxlan|genev_sys|ovn|nerdctl|podman).*|lo"
 )
 
 

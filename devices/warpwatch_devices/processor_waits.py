@@ -131,7 +131,8 @@ class Throttling:
 
 
 def throttling(pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> Throttling | None:
-    """Return that of the innermost group whose limit was ever hit, or None."""
+    """Return that of the innermost group whose limit was hit, or else that has one, or None."""
+    found: Throttling | None = None
     for group in control_groups(pid, "cpu", proc, cgroup):
         text = read_text(group / "cpu.stat")
         periods, throttled = field(text, "nr_periods"), field(text, "nr_throttled")
@@ -139,8 +140,10 @@ def throttling(pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> Throttling
         usec, nsec = field(text, "throttled_usec"), field(text, "throttled_time")
         held_ns = nsec if usec is None else 1000 * usec
         if periods and throttled is not None and held_ns is not None:
-            return Throttling(held_ns, throttled, periods, _limit(group))
-    return None
+            if throttled:
+                return Throttling(held_ns, throttled, periods, _limit(group))
+            found = found or Throttling(held_ns, throttled, periods, _limit(group))
+    return found
 
 
 def _limit(group: Path) -> float | None:

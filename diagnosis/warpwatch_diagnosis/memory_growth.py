@@ -86,6 +86,9 @@ def _growth(name: str, host: dict[str, Any]) -> tuple[float, Confidence, str, tu
         found = (f"{name} takes {_sized(process)} more each step{reason}", *evidence)
         return process, "medium", advice(GROWS, "native"), found
     nothing = f"{name}: nothing grew in the {steps:.0f} steps that were recorded"
+    if most >= MIN_BYTES or process >= MIN_PROCESS_BYTES / 4:
+        limit = _sized(MIN_PROCESS_BYTES)
+        nothing = f"{name}: {measured}; less than {limit} may be chance"
     return 0.0, "low", advice(GROWS, "nothing"), (nothing, *evidence)
 
 

@@ -186,8 +186,11 @@ def _recorded(collectives: Any) -> tuple[RecordedCollective, ...]:
 # Ranks of a running training seldom wait this long.
 WAITS_S = 2.0
 _UNREAD = "could not be read"
-# A word in the daemon's reason for missing stacks, and the state of the rank that follows.
-_FATES = (("stopped", "stopped"), ("died", "dead"), ("ended", "gone"), ("gone", "gone"))
+# Words in the daemon's reason for missing stacks, and the state of the rank that follows.
+_FATES = (
+    ("process is stopped", "stopped"), ("process died", "dead"),
+    ("process ended", "gone"), ("process is gone", "gone"),
+)  # fmt: skip
 _RANK = re.compile(r"\brank \d+")
 
 
@@ -214,7 +217,7 @@ def diagnose_stacks(
     """
     stacks: dict[int, RankStack] = {}
     lost = {
-        rank: next((fate for word, fate in _FATES if word in why), _UNREAD)
+        rank: next((fate for words, fate in _FATES if words in why), _UNREAD)
         for rank, why in (missing or {}).items()
     }
     trouble: list[str] = []

@@ -51,7 +51,8 @@ def test_partitions_and_stacked_devices_are_left_out() -> None:
 
 def test_interfaces_of_containers_are_left_out_and_their_number_is_bounded() -> None:
     names = ["eth0", "lo", "veth12ab", "docker0", "br-9f", "cali77", "ib0", "bond0"]
-    assert host.real_interfaces(names) == ["bond0", "eth0", "ib0"]
+    names += ["eni0a1b2c3d4e5", "gke52f0f7f0001", "azv1234abcd", "vxlan.calico", "genev_sys_6081"]
+    assert host.real_interfaces([*names, "eni1"]) == ["bond0", "eni1", "eth0", "ib0"]
     assert len(host.real_interfaces(f"eth{i}" for i in range(500))) == 64
 
 

@@ -108,8 +108,11 @@ def test_a_limit_says_how_often_it_was_reached(tmp_path: Path, version: str, lim
     line, top = ("0::", tmp_path) if is_new else ("3:cpu,cpuacct:", tmp_path / "cpu")
     write(tmp_path / "proc/7/cgroup", f"{line}/pods/a/main\n")
     assert processor_waits.throttling(7, tmp_path / "proc", tmp_path) is None
-    # The innermost group has no limit of its own.
-    write(top / "pods/a/main/cpu.stat", "nr_periods 0\nnr_throttled 0\nthrottled_usec 0\n")
+    # The innermost group has a limit that was never hit.
+    unhit = "nr_periods 9\nnr_throttled 0\nthrottled_usec 0\nthrottled_time 0\n"
+    write(top / "pods/a/main/cpu.stat", unhit)
+    found = processor_waits.throttling(7, tmp_path / "proc", tmp_path)
+    assert (found.throttled_periods, found.periods) == (0, 9)
     write(top / "pods/a/cpu.stat", "usage_usec 9\n")
     for name, text in LIMITS[version].items():
         write(top / "pods/a" / name, text)

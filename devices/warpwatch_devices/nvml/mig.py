@@ -17,7 +17,7 @@ import pynvml
 from warpwatch_devices.nvml.gpm import Gpm
 from warpwatch_devices.nvml.library import CallCosts, classify, code_of
 from warpwatch_devices.nvml.processes import GpuProcessReader, InstanceIds
-from warpwatch_devices.nvml.readers import SLOW_S, read_memory, rounds_of
+from warpwatch_devices.nvml.readers import SLOW_S, memory_reader, rounds_of
 from warpwatch_devices.source import DeviceSink
 from warpwatch_telemetry.metric import Values
 from warpwatch_telemetry.samples import Device, DeviceSample
@@ -68,6 +68,7 @@ class MigDevices:
         self, sink: DeviceSink, make_gpm: Callable[..., Gpm], costs: CallCosts, interval_s: float
     ) -> None:
         self.devices: tuple[Device, ...] = ()
+        self._memory_of = memory_reader()
         self._sink = sink
         self._make_gpm = make_gpm
         self._costs = costs
@@ -130,7 +131,7 @@ class MigDevices:
         if instance.gpm is None or instance.unreadable:
             return
         try:
-            instance.memory = self._costs.measure("mig_memory", read_memory, instance.handle)
+            instance.memory = self._costs.measure("mig_memory", self._memory_of, instance.handle)
         except pynvml.NVMLError as error:
             classify(error)
             instance.unreadable = code_of(error) in _NEVER

@@ -79,7 +79,7 @@ def fast_readers(busy_samples: Callable[[Any], Values]) -> Iterable[TimedReader]
     """Yield the readers of every round."""
     yield TimedReader("utilization", _utilization)
     yield TimedReader("utilization_samples", busy_samples)
-    yield TimedReader("memory", _first_of(read_memory, _old_memory))
+    yield TimedReader("memory", memory_reader())
     # Heat takes seconds.
     yield TimedReader("temperature", _first_of(_temperature, _old_temperature), _HEAT_S)
     yield TimedReader("throttle", _first_of(_event_reasons, _throttle_reasons))
@@ -110,7 +110,11 @@ def static_readers() -> Iterable[TimedReader]:
         yield TimedReader("temperature_threshold", _threshold(name), ONCE)
 
 
-def read_memory(handle: Any) -> Values:
+def memory_reader() -> Read:
+    return _first_of(_memory, _old_memory)
+
+
+def _memory(handle: Any) -> Values:
     info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     return {
         _MEMORY_USED: info.used,

@@ -7,6 +7,7 @@ annotation that the host was in is found in the same way.
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,9 +25,12 @@ _OwnFrame = tuple[float, float, str]
 # Frames of Python itself, of installed packages and of builtins are not the user's own code.
 _FOREIGN = re.compile(
     r"<built-in|<frozen|<string>|<eval_with_key>|nn\.Module: |(^|/)(site|dist)-packages/"
-    r"|(^|/)lib/python\d|^torch/|^python\d?[./]|(^|/)runpy\.py|^threading\.py|^contextlib\.py"
+    r"|(^|/)lib/python\d|^torch/|^python\d?[./]|(^|/)runpy\.py"
     r"|torchinductor_\w+/"
 )
+# Profilers cut what sys.path begins with, so that a module of the standard library stands alone.
+_INSTALLED = sys.stdlib_module_names | {"warpwatch"}
+_FIRST = re.compile(r"\.py\(|/")
 _FRAME = re.compile(r"(?P<file>[^()]+)\((?P<line>\d+)\): (?P<function>.+)")
 _MAX_CHARS = 200
 # This many path components show where a file is without naming a home directory.
@@ -48,7 +52,7 @@ class CodeLine:
 def own_line(frame: str) -> str | None:
     """Return ``file.py(12): function`` with the end of the path, or None for foreign code."""
     match = _FRAME.match(frame)
-    if match is None or _FOREIGN.search(frame):
+    if match is None or _FOREIGN.search(frame) or _FIRST.split(frame, 1)[0] in _INSTALLED:
         return None
     file = "/".join(match["file"].split("/")[-_COMPONENTS:])
     return f"{file}({match['line']}): {match['function']}"[:_MAX_CHARS]

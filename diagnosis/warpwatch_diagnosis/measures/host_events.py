@@ -40,7 +40,7 @@ SERVER_CAUSES: tuple[Cause, ...] = CAUSES[:2]
 LOADING = re.compile(r"enumerate\(DataLoader\).*__next__")
 # torch >= 2.9 with record_python_gc_info and stacks records "Python GC"; with stacks a call of
 # gc.collect() is a frame of its own.
-_GC = re.compile(r"Python GC\b|<built-in (function|method) collect\b|gc\.collect\b")
+_GC = re.compile(r"Python GC\b|<built-in function collect\b|gc\.collect\b")
 # dynamo_timed's names since 2.4 end in "(dynamo_timed)"; before, compile times were annotated bare.
 _COMPILE = re.compile(
     r".*\(dynamo_timed\)$|dynamo$"

@@ -51,7 +51,9 @@ class HostBoundRule(RankRule):
             yield from in_lines(measures, "host")
 
     def advice(self, measures: Measures) -> str:
-        return advice(self.kind, "gpu" if measures.gpu else "cpu")
+        text = advice(self.kind, "gpu" if measures.gpu else "cpu")
+        has_lines = any(in_lines(measures, "host"))
+        return text if has_lines else f"{text} {advice(self.kind, 'stacks')}"
 
 
 class LaunchBoundRule(HostBoundRule):

@@ -5,7 +5,7 @@ import threading
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -190,8 +190,8 @@ def test_a_capture_that_cannot_be_begun_leaves_nothing(node, monkeypatch, error,
 BEFORE_S = (0.1, 0.11, 0.09) * 7
 
 
-def step(number: int, duration_s: float, profiled: bool = False) -> Step:
-    return Step(1000.0 + number, "train", 0, number, duration_s, profiled=profiled)
+def step(number: int, duration_s: float, profiled: bool = False, **changes: Any) -> Step:
+    return Step(1000.0 + number, "train", 0, number, duration_s, profiled=profiled, **changes)
 
 
 def cost_of(after_s: tuple[float, ...], before_s: tuple[float, ...] = BEFORE_S) -> StepCost:
@@ -225,6 +225,14 @@ def cost_of(after_s: tuple[float, ...], before_s: tuple[float, ...] = BEFORE_S) 
 def test_a_job_that_is_slower_since_says_by_how_much_and_how_surely(after_s, before_s, residual):
     found = cost_of(after_s, before_s).residual()
     assert (found and replace(found, ratio=round(found.ratio, 6))) == residual
+
+
+def test_a_server_does_not_become_slower_by_its_load():
+    cost = StepCost(BEFORE_S)
+    cost.deliver()
+    for number, duration_s in enumerate((0.4, *BEFORE_S)):
+        cost.add(step(number, 2 * duration_s, work_class="decode"), 3, 5)
+    assert (cost.complete, cost.residual()) == (True, None)
 
 
 def test_the_next_capture_ends_the_steps_after_this_one():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.captures.capture_node import MANUAL, TRAIN, CaptureNode, anomaly
+from tests.daemon.captures.capture_node import AUTOMATIC, MANUAL, TRAIN, CaptureNode, anomaly
 from tests.daemon.state.counted import counted
 from warpwatch_capturing.config import RecipeConfig, TriggersConfig
 from warpwatch_capturing.triggers import Triggers, is_interrupted, with_peers
@@ -259,6 +259,20 @@ def test_what_the_store_had_no_room_for_is_asked_for_again(node):
         node.service.finish()
         assert (node.outcome(), len(node.captures)) == ("captured", captures)
         node.fail(INTERRUPTED)
+
+
+def test_what_was_refused_before_a_restart_is_asked_for_again_and_the_newest_ten_are_kept(node):
+    for number in range(12):
+        capture = Capture(f"20261121T2000{number:02d}-aa", AUTOMATIC, node.now + number)
+        register = node.service.register
+        register.keep(register.with_folder(capture))
+        started = register.create(capture.id)
+        register.refuse(replace(started, outcome="refused_idle"))
+        register.update(capture.id)
+    node.restart()
+    assert [one.id[13:15] for one in node.captures] == [f"{number:02d}" for number in range(2, 12)]
+    node.see(STRAGGLER)
+    assert (node.decision().capture_id, len(node.captures)) == (node.captures[-1].id, 11)
 
 
 def test_an_event_is_not_captured_hours_after_it(node):

@@ -15,6 +15,7 @@ from warpwatch_capturing.config import TriggersConfig
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.alerts import ALERT_OUTCOMES
 from warpwatch_telemetry.captures import Decision
+from warpwatch_telemetry.samples import Device, DeviceSample
 
 CASES = cases(__file__)
 
@@ -146,6 +147,15 @@ def test_what_was_refused_is_asked_for_again_with_the_next_notification(site):
     store.with_name("away").rename(store)
     (answer,) = send(client, again)
     assert (answer["outcome"], answer["capture_id"]) == ("captured", node.captures()[1].id)
+
+
+def test_a_gpu_of_mig_instances_has_the_ranks_of_all(site):
+    node, client = site()
+    instance = {"gpu_instance": "1", "info": {"parent_uuid": "GPU-9"}}
+    for device in (Device("GPU-9", 0, "A100"), Device("GPU-2", 0, "A100", **instance)):
+        node.node.hub.publish_device(DeviceSample(device, node.clock.wall(), {}))
+    assert send(client, alert(training_job="", gpu="0"))[0]["outcome"] == "captured"
+    assert node.captures()[0].request.ranks == (2,)
 
 
 ANOMALY = replace(STRAGGLER, job="train", end_time=None)
