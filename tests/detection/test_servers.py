@@ -152,7 +152,8 @@ def told(at: float, rank: int | None = None, what: str = "") -> Record:
         return Step(EPOCH_S + at, "chat", rank, 0, 0.1, work_class="decode")
     if what == "end":
         return End(EPOCH_S + at, "chat", rank)
-    return RankEvent(EPOCH_S + at, "chat", rank, what)
+    event, _, reason = what.partition(": ")
+    return RankEvent(EPOCH_S + at, "chat", rank, event, {"silent_reason": reason})
 
 
 @pytest.mark.parametrize("name", SILENCES)

@@ -23,7 +23,12 @@ from warpwatch_detection.detector import (
     job_found,
     job_status,
 )
-from warpwatch_detection.detectors.serving.stalls import CRASH_QUIET_S, GAP_FACTOR, ServerProgress
+from warpwatch_detection.detectors.serving.stalls import (
+    CRASH_QUIET_S,
+    GAP_FACTOR,
+    HOLDS_GIL,
+    ServerProgress,
+)
 from warpwatch_detection.detectors.step_progress import (
     DeviceActivity,
     Idle,
@@ -47,8 +52,6 @@ TIMEOUT_STEPS = 28.0
 IDLE_S = 20.0
 # Once a job has been silent for longer than its least limit, it is checked this often.
 CHECK_S = 1.0
-# A process with this reason of silence may be in a long call in C, such as a checkpoint.
-HOLDS_GIL = "holds the GIL"
 
 
 @dataclass(slots=True)

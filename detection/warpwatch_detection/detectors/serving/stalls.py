@@ -12,6 +12,8 @@ from warpwatch_telemetry.records import End, RankEvent, Serve, Step
 
 # The limits: a prompt that is computed whole, and a first request that compiles, take no longer.
 TIMEOUT_S, FIRST_TIMEOUT_S = 60.0, 600.0
+# A process with this reason of silence may be in a long call in C, such as a checkpoint.
+HOLDS_GIL = "holds the GIL"
 # With a process that does not respond, the time without progress that is not chance.
 STOPPED_TIMEOUT_S = 10.0
 # A pause may take a little longer than the longest so far.
@@ -26,7 +28,7 @@ class ServerProgress:
 
     requests: by process, those in flight in its newest second. progress_time: of the newest
     iteration or token, or when requests came. longest_gap_s: with requests and without progress,
-    in health. silent: processes without a heartbeat. quiet_until: what was before is excused.
+    in health. silent: processes that do not respond. quiet_until: what was before is excused.
     """
 
     requests: dict[int, int] = field(default_factory=dict)
@@ -70,7 +72,7 @@ class ServerProgress:
             return self._go_on(seen.time)
         if isinstance(seen, End):
             return seen.rank is not None and self._leave(seen.rank)
-        if seen.event == "stopped":
+        if seen.event == "stopped" and seen.detail.get("silent_reason") != HOLDS_GIL:
             self.silent.add(seen.rank)
         elif seen.event == "resumed":
             self.silent.discard(seen.rank)
