@@ -79,7 +79,7 @@ def test_a_leap_of_the_clock_is_no_silence_but_silence_after_it_is():
     engine.skip_to(job.time)
     opened(engine, [Clock(job.time)])
     # Nobody is blamed before all have had the time to be heard.
-    assert silent_until(engine, job.time + 60).time == job.time + 10
+    assert silent_until(engine, job.time + 60).time == job.time + 20
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from tests.daemon.ranks.sources import A, B, RankNode
 from tests.manual_clock import ManualClock
 from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.inbox import GonePods
+from warpwatch_daemon.ranks.pods import UNKNOWN_S
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_detection.engine import CONFIRM_S
 from warpwatch_telemetry.records import RankSeen
 from warpwatch_telemetry.samples import Attribution, Pod
 
@@ -44,6 +46,8 @@ def test_a_ring_waits_for_the_kubelet_to_know_its_pod(node, known_pods):
     assert owners(node) == {}
     known_pods.return_value = TEAM
     node.poll(14.5)
+    # Its ranks report before detection takes them for ended.
+    assert UNKNOWN_S < CONFIRM_S
     assert owners(node) == {"early": "ns/team"}
     # The first owner stays.
     known_pods.return_value = {}
