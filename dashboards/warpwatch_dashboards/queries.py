@@ -116,7 +116,7 @@ def of_workloads(device_expression: str) -> str:
 
 
 def allocations() -> str:
-    """Return 1 for each container with a device, and for each device without any."""
+    """Return each container's part of its device, and 1 for each device without any."""
     instances = series("device_up", AGENT, 'gpu_instance!=""')
     # A GPU in MIG mode does not count beside its instances.
     whole = f"{series('device_up')} unless on ({PLACE}, gpu) {instances}"
@@ -125,7 +125,10 @@ def allocations() -> str:
     for holder in ("namespace", "account", "partition"):
         free = f'label_replace({free}, "{holder}", "(free)", "", "")'
     taken = f"({series('device_workload_info')} or {series('device_slurm_job_info')})"
-    return f"({workloads()} or ({free} unless on ({_ALLOCATED}) {taken}))"
+    # Containers that share a device have equal parts of it.
+    of_all = workloads('namespace=~".*"')
+    held = f"{workloads()} / on ({_ALLOCATED}) group_left () count by ({_ALLOCATED}) ({of_all})"
+    return f"({held} or ({free} unless on ({_ALLOCATED}) {taken}))"
 
 
 def of_allocations(device_expression: str) -> str:
@@ -215,5 +218,5 @@ LATENESS_IN_JOB, LATENESS = lateness(), lateness(AGENT)
 _BUSY = rate(series("device_busy_seconds_total"))
 NODE_BUSY = recorded("node:device_busy:ratio_rate5m", f"avg by ({PLACE}) ({_BUSY})")
 IDLE_RATIO = 0.05
-IDLE_WORKLOADS = of_workloads(f"{_BUSY} < bool {IDLE_RATIO}")
+IDLE_WORKLOADS = by_allocation(of_workloads(f"{_BUSY} < bool {IDLE_RATIO}"))
 ALLOCATIONS, UNUSED_ALLOCATIONS = allocations(), of_allocations(f"1 - {_BUSY}")

@@ -55,6 +55,7 @@ EXPRESSIONS = (
         "holder's busy": f"count({of_allocations(BUSY)})",
         "GPUs by namespace": f"sum by (namespace) ({allocations()})",
         "unused GPUs by pod": f"sum by (namespace, pod) ({of_workloads(f'{BUSY} < bool 0.05')})",
+        "idle GPUs": shown("fleet", "Idle though allocated A"),
         "own time": f"round({own_s()}, 1e-6)",
         "mean step": f"round({shown('training-job', 'Step time A')}, 0.001)",
         "steps a second": STEPS_PER_SECOND,
