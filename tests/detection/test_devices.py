@@ -331,7 +331,7 @@ def test_a_rank_uses_its_gpu_until_it_ends(kind, severity):
     opened(engine, node.readings(700, lambda *_: free, load=0.0, interval_s=5.0))
     (anomaly,) = engine.active
     assert (anomaly.kind, anomaly.severity) == ("device_idle", severity)
-    assert "rank 0 of llama has 0 %" in anomaly.summary
+    assert "rank 0 of llama is on it and 0 %" in anomaly.summary
     engine.feed(End(node.time, JOB, 0))
     opened(engine, node.readings(20, lambda *_: free, load=0.0))
     assert not engine.active

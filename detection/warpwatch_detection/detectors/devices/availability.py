@@ -371,8 +371,8 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
             device.idle_since = now if since is None else since
         idle_s = now - device.idle_since
         text = (
-            f"nothing has run on the GPU for {idle_s / 60:.0f} min, while {who or 'a process'} has "
-            f"{share * 100:.0f} % of the GPU's memory"
+            f"nothing has run on the GPU for {idle_s / 60:.0f} min, while {who or 'a process'} is "
+            f"on it and {share * 100:.0f} % of its memory is in use"
         )
         return Symptom(1.0, text, idle_s, limit=self.hold_s, severity=severity)
 
