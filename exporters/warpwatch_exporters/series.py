@@ -91,6 +91,7 @@ def histograms_of(rank: RankState, fine: bool) -> Iterator[HistogramSeries]:
         yield HistogramSeries((_LATENCY_NAMES[latency], ()), histogram, buckets)
 
 
+ENDED = ("exited", "died")
 _DESCRIPTIONS = ("driver_version", "pci_bus_id", "vbios_version", "serial", "architecture")
 
 
@@ -102,8 +103,11 @@ def series_of(state: State, *, inline_workloads: bool = False) -> Iterator[Serie
     for rank in exported_ranks(state):
         yield SeriesGroup(rank.key, _rank(rank, pods.get(rank.pod_uid or "", _NO_POD)))
     shares = _diagnosis_shares(state)
+    # Of two runs of one name, the live one comes last and is exported.
+    live = {rank.job_id for rank in state.ranks if rank.status not in ENDED}
     jobs: dict[Identity, Values] = {
-        (job.name, job.owner, job.replica): _job(job) for job in state.jobs
+        (job.name, job.owner, job.replica): _job(job)
+        for job in sorted(state.jobs, key=lambda job: job.job_id in live)
     }
     for key in jobs | shares:
         yield SeriesGroup(key, {**jobs.get(key, {}), **shares.get(key, {})})
@@ -143,7 +147,7 @@ def workloads_of(uuid: str, attributions: Iterable[Attribution]) -> tuple[Worklo
 def exported_ranks(state: State) -> Iterable[RankState]:
     """Return at most MAX_RANKS ranks, one per identity."""
     by_key: dict[Identity, RankState] = {}
-    for rank in sorted(state.ranks, key=lambda rank: rank.status in ("exited", "died")):
+    for rank in sorted(state.ranks, key=lambda rank: rank.status in ENDED):
         if len(by_key) < MAX_RANKS:
             by_key.setdefault(rank.key, rank)
     return by_key.values()
