@@ -1,7 +1,7 @@
 """Panels that are lines of a table, a CSV file of this folder.
 
 row: the title of the panel's row. kind: a name of KINDS. query: PromQL in which metrics have
-neither prefix nor selection, and ``rate`` and ``grown`` their usual window. An upper-case word is
+neither prefix nor selection, and ``rate``, ``grown`` and ``increased`` their usual window. An upper-case word is
 the constant of this name in queries.py, in the legend too. each: words, with a query for each in
 the place of EACH; ``word=name`` has another name in the legend. unit: Grafana's, ``share`` for a
 ratio up to 1, ``flag`` for 0 or 1. limits: colors, each up to the number after it. links: functions
@@ -21,7 +21,7 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from warpwatch_dashboards import links, queries
 from warpwatch_dashboards.panels import Limits, PanelSize, bars, graph, heat_map, number
-from warpwatch_dashboards.queries import AGENT, WINDOW, Query, grown, rate, series
+from warpwatch_dashboards.queries import AGENT, WINDOW, Query, grown, increased, rate, series
 from warpwatch_telemetry.catalogue import CATALOGUE
 
 KINDS: dict[str, Callable[..., models.Panel]] = {
@@ -36,8 +36,8 @@ UNITS = {"": "none", "share": "percentunit", "flag": "none"}
 _CONSTANT = re.compile(r"\b[A-Z][A-Z_]+\b")
 # A metric, with labels of its own.
 _METRIC = re.compile(r"\b([a-z][a-z0-9_:]*)\b(?:\{(.*?)\})?")
-_CALL = re.compile(r"\b(rate|grown)\(([^()\[\]]*)(?:\[(.*?)\])?\)")
-_CALLS = {"rate": rate, "grown": grown}
+_CALL = re.compile(r"\b(rate|grown|increased)\(([^()\[\]]*)(?:\[(.*?)\])?\)")
+_CALLS = {"rate": rate, "grown": grown, "increased": increased}
 _SCOPES = {
     f"{name}{end}": row.scope
     for name, row in CATALOGUE.items()

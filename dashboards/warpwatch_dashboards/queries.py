@@ -89,10 +89,15 @@ def total(by: str, expression: str) -> str:
     return f"sum by ({by}) ({expression})"
 
 
+def increased(selector: str, window: str) -> str:
+    """Return the growth of a counter that a driver has from the start, if any."""
+    return f"round(increase({selector}[{window}])) > 0"
+
+
 def grown(selector: str, window: str) -> str:
-    """Return the growth of a counter of rare events, if any."""
+    """Return the growth of a counter of rare events that begins with the first one, if any."""
     began = f"{selector} > 0 unless count_over_time({selector}[1h] offset {window})"
-    return f"(({began}) or round(increase({selector}[{window}])) > 0)"
+    return f"(({began}) or {increased(selector, window)})"
 
 
 def by_allocation(device_expression: str) -> str:

@@ -57,6 +57,7 @@ EXPRESSIONS = (
         "unused GPUs by pod": f"sum by (namespace, pod) ({of_workloads(f'{BUSY} < bool 0.05')})",
         "idle GPUs": shown("fleet", "Idle though allocated A"),
         "idle servers": shown("inference-server", "Idle A"),
+        "ECC errors": shown("node", "ECC errors A", gpu=ALL),
         "own time": f"round({own_s()}, 1e-6)",
         "mean step": f"round({shown('training-job', 'Step time A')}, 0.001)",
         "steps a second": STEPS_PER_SECOND,
