@@ -113,7 +113,9 @@ def _waste() -> list[models.Panel]:
     ]
 
 
-_RANKS = f"last_over_time({series('rank_up')}[$__range])"
+_SERVERS = series("rank_info", AGENT, 'kind="serve"')
+_SERVED = f"on ({BY_JOB}) last_over_time({_SERVERS}[$__range])"
+_RANKS = f"(last_over_time({series('rank_up')}[$__range]) unless {_SERVED})"
 _FLOPS = f"avg_over_time({series('job_model_flops_ratio')}[$__range])"
 _GOODPUT = "avg_over_time(warpwatch:job:goodput:ratio_rate10m[$__range])"
 
@@ -121,7 +123,7 @@ _GOODPUT = "avg_over_time(warpwatch:job:goodput:ratio_rate10m[$__range])"
 def _jobs() -> models.Panel:
     return table(
         "Jobs by MFU and goodput",
-        "Jobs of the time shown, the lowest goodput first; a click on a column's head ranks by "
+        "Trainings of the time shown, lowest goodput first; a click on a column ranks by "
         "it. Goodput: mean share of the ranks' time in finished steps, without waiting for "
         "data, checkpoints and evaluation (docs/alerts.md; needs the recording rules). MFU: "
         "mean FLOPs that the model needs by what the GPUs could do, of jobs of which it is "

@@ -58,6 +58,8 @@ EXPRESSIONS = (
         "idle GPUs": shown("fleet", "Idle though allocated A"),
         "idle servers": shown("inference-server", "Idle A"),
         "ECC errors": shown("node", "ECC errors A", gpu=ALL),
+        "training jobs": shown("fleet", "Training jobs A"),
+        "ranks of jobs": shown("fleet", "Jobs by MFU and goodput A"),
         "own time": f"round({own_s()}, 1e-6)",
         "mean step": f"round({shown('training-job', 'Step time A')}, 0.001)",
         "steps a second": STEPS_PER_SECOND,
