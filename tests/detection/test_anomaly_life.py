@@ -109,13 +109,6 @@ def test_a_devices_anomaly_gets_its_job_and_rank():
         assert (throttled.job, throttled.rank) == (job, rank)
 
 
-def test_a_label_reports_the_effect_that_made_its_anomaly_critical():
-    life = Life()
-    life.tell("0 xid GPU-3 warning 63; 60 row_remap GPU-3 critical summary=it_has_failed")
-    (xid,) = life.register.active
-    assert (xid.kind, xid.severity, xid.first_summary) == ("xid", "critical", "it has failed")
-
-
 # --- bounds ---
 
 

@@ -153,20 +153,15 @@ def test_a_gpu_whose_readings_stop_while_others_go_on_is_lost_each_time() -> Non
         assert f"has given no reading for {silence}" in anomaly.summary
 
 
-def test_devices_that_are_read_once_a_minute_are_not_silent() -> None:
+@pytest.mark.parametrize("interval_s", [60.0, 61.0, 300.0])
+def test_devices_that_are_read_rarely_are_not_silent_and_their_faults_are_found(interval_s):
     node, engine = Node(), detection()
-    assert opened(engine, node.readings(3600, interval_s=60.0)) == []
-
-
-@pytest.mark.parametrize("interval_s", [1.0, 61.0, 300.0])
-def test_a_symptom_is_found_and_over_at_any_interval(interval_s):
-    node, engine = Node(gpus=1, broken=0), alone("pcie_degraded")
-    slow: Metrics = {key("pcie_link_width_lanes"): 8.0}
-    opened(engine, node.readings(200 * interval_s, interval_s=interval_s))
-    opened(engine, node.readings(200 * interval_s, lambda *_: slow, interval_s=interval_s))
-    assert only(engine.active).kind == "pcie_degraded"
-    opened(engine, node.readings(200 * interval_s, interval_s=interval_s))
-    assert not engine.active
+    slow = {"pcie_link_width_lanes": 8.0}
+    for values, kinds in ((NONE, []), (slow, ["pcie_degraded"]), (NONE, [])):
+        fault = fault_of(values)
+        opened(engine, node.readings(200 * interval_s, fault, interval_s=interval_s))
+        assert [one.kind for one in engine.active] == kinds
+    assert len(engine.history) == 1
 
 
 def test_a_daemon_that_was_away_does_not_take_devices_for_lost() -> None:
@@ -259,23 +254,11 @@ def test_errors_that_are_counted_after_the_driver_was_loaded_again_are_news() ->
     assert (anomaly.kind, anomaly.value) == ("ecc_uncorrectable", 2.0)
 
 
-def test_errors_are_counted_together_while_the_last_one_is_held():
-    detector = DETECTORS["ecc_uncorrectable"](DetectionConfig(), AnomaliesConfig(), RankDevices())
-    count, values = key("ecc_errors_total", "uncorrected"), []
-    # At last the clock is set back.
-    for total, at in enumerate((0.0, 1.0, HOLD_S + 1, 2 * HOLD_S + 2, -3600.0)):
-        seen = DeviceReading(EPOCH_S + at, "GPU-0", {count: float(total)})
-        values += [found.value for found in detector.observe(seen)]
-    assert values == [1.0, 2.0, 1.0, 1.0]
-
-
-def test_nvlink_errors_are_counted_together_until_ten_minutes_without_one():
-    detector = DETECTORS["nvlink_error"](DetectionConfig(), AnomaliesConfig(), RankDevices())
-    count, values = key("nvlink_errors_total", "replay"), []
-    for at, total in ((0, 0), (1, 1), (600, 2), (1200, 2), (1210, 3)):
-        seen = DeviceReading(EPOCH_S + at, "GPU-0", {count: float(total)})
-        values += [found.value for found in detector.observe(seen)]
-    assert values == [1.0, 2.0, 0.0, 1.0]
+@pytest.mark.parametrize(("kind", "count", "totals", "values"), CASES["together"])
+def test_errors_are_counted_together_until_ten_minutes_without_one(kind, count, totals, values):
+    detector = DETECTORS[kind](DetectionConfig(), AnomaliesConfig(), RankDevices())
+    readings = [DeviceReading(EPOCH_S + at, "GPU-0", metrics({count: n})) for at, n in totals]
+    assert [found.value for one in readings for found in detector.observe(one)] == values
 
 
 # --- healthy devices ---

@@ -27,21 +27,16 @@ GOOD = {
 }
 
 
-def seen(begin: int, end: int, **rates: float) -> Iterator[PortReading]:
+def seen(begin: int, end: int, up: float = 1.0, **rates: float) -> Iterator[PortReading]:
     for second in range(begin, end, 5):
         grown = {key("errors_total", kind): rate * (second - begin) for kind, rate in rates.items()}
-        yield PortReading(EPOCH_S + second, PORT, GOOD | grown)
-
-
-def down(begin: int, end: int) -> Iterator[PortReading]:
-    for second in range(begin, end, 5):
-        yield PortReading(EPOCH_S + second, PORT, {**GOOD, key("up"): 0.0})
+        yield PortReading(EPOCH_S + second, PORT, GOOD | grown | {key("up"): up})
 
 
 def test_a_port_that_goes_down_is_found_and_over_when_it_is_back():
     engine = detection()
     assert opened(engine, seen(0, 300)) == []
-    (found,) = opened(engine, down(300, 345))
+    (found,) = opened(engine, seen(300, 345, up=0.0))
     assert (found.kind, found.severity, found.device) == ("network_link_down", "critical", PORT)
     assert found.summary == "the network port mlx5_0/1 is down"
     assert opened(engine, seen(345, 400)) == []
@@ -49,9 +44,9 @@ def test_a_port_that_goes_down_is_found_and_over_when_it_is_back():
 
 
 def test_a_port_that_never_was_up_and_one_that_is_trained_anew_raise_nothing():
-    assert opened(detection(), down(0, 600)) == []
+    assert opened(detection(), seen(0, 600, up=0.0)) == []
     engine = detection()
-    assert opened(engine, [*seen(0, 300), *down(300, 315), *seen(315, 600)]) == []
+    assert opened(engine, [*seen(0, 300), *seen(300, 315, up=0.0), *seen(315, 600)]) == []
 
 
 def test_few_errors_and_what_a_port_had_before_raise_nothing(golden_report):

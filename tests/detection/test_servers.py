@@ -68,15 +68,6 @@ def test_a_small_kv_cache_thrashes():
     assert thrash.summary.startswith("the KV cache is too small for the load: ")
 
 
-def test_a_cache_that_thrashes_for_longer_than_a_crash_is_found_again():
-    engine, thrash = detection(), DECODING | {"preemptions": 2}
-    crash = RankEvent(EPOCH_S + 60, "chat", 1, "exception")
-    opened(engine, [seen(0, 2), seen(1, 2), *seconds(60, **thrash), crash])
-    assert kinds_of(engine.active) == [("crash", 1)]
-    opened(engine, seconds(660, 60, **thrash))
-    assert kinds_of(engine.active) == [("kv_thrash", None)]
-
-
 def test_a_queue_that_grows_without_an_end_is_found():
     found = opened(alone("queue_growth"), server(BUSY, Fault(600, load=4.0)).records(2400))
     assert after(found, 600) == [("queue_growth", None)]
@@ -203,11 +194,6 @@ def test_a_slow_rank_is_a_straggler(summaries):
     found = opened(alone("straggler"), ranks(1.3, summaries))
     assert kinds_of(found) == [("straggler", 1)]
     assert opened(alone("straggler"), ranks(1.0, summaries)) == []
-
-
-def test_summaries_show_iterations_at_equal_work_too():
-    found = opened(alone("step_regression"), ranks(1.3, summaries=True, count=3000))
-    assert kinds_of(found) == [("step_regression", None)]
 
 
 @pytest.mark.parametrize(

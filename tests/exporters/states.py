@@ -127,6 +127,10 @@ def odd_state() -> State:
             rank(2, status="exited", energy_j=5.0),
             rank(3, gc_s=None, gc_collections_total=None, allocation_retries_total=None),
         ),
+        # The first run is the live one.
+        jobs=tuple(
+            replace(full.jobs[0], run=run, world_size=n) for run, n in (("r1", 2), ("r0", 8))
+        ),
         # The scrape names an agent's node, which an empty label would hide; a fleet's is its own.
         anomalies=(found, replace(found, id="a4", kind="hang", node="gpu-7")),
         attributions=(

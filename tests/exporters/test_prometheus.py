@@ -16,7 +16,7 @@ from warpwatch_exporters.collector import StateCollector
 from warpwatch_exporters.prometheus import Options, render
 from warpwatch_telemetry.catalogue import Profile
 from warpwatch_telemetry.samples import Attribution, ProcessOwner, Workload
-from warpwatch_telemetry.state import JobState, State
+from warpwatch_telemetry.state import State
 
 DCGM = Options(dcgm_names=True)
 Golden = Callable[[str, bytes], None]
@@ -87,14 +87,6 @@ def test_more_anomalies_than_can_be_described_are_counted() -> None:
     lines = render(State(TIME, "1", "h", anomalies=many)).splitlines()
     assert sum(line.startswith(b"warpwatch_anomaly_info{") for line in lines) == 200
     assert b'warpwatch_anomaly_active{kind="straggler"} 250' in lines
-
-
-def test_of_two_runs_of_one_name_the_live_one_has_the_series() -> None:
-    old, new = (JobState("llama", size, (), run=f"r{size}") for size in (8, 4))
-    ranks = (rank(0, owner="", run="r8", status="exited"), rank(0, owner="", run="r4"))
-    for jobs in ((old, new), (new, old)):
-        page = render(State(TIME, "1", "h", ranks=ranks, jobs=jobs))
-        assert b'warpwatch_job_world_size{training_job="llama"} 4' in page.splitlines()
 
 
 def test_at_most_a_thousand_ranks_have_series() -> None:

@@ -85,19 +85,11 @@ def test_no_name_of_a_stranger_is_markup_in_slack(server: Receiver) -> None:
 def test_what_was_there_before_the_start_is_not_told_again(server: Receiver) -> None:
     site = Site(server, state_of(SLOW))
     again = replace(SLOW, reopened=1)
-    for found in (
-        (SLOW,),
-        (ENDED,),
-        (again,),
-        (again,),
-        (replace(again, severity="critical"),),
-        (),
-    ):
+    for found in ([SLOW], [ENDED], [again], [again], [replace(again, severity="critical")], []):
         site.see(*found)
     assert site.events._known == set()
-    assert [f"{one['event']} {one['severity']}" for one in site.told()] == [
-        "anomaly_closed warning", "anomaly_opened warning", "anomaly_opened critical"
-    ]  # fmt: skip
+    told = [one["event"] + one["severity"] for one in site.told()]
+    assert told == ["anomaly_closedwarning", "anomaly_openedwarning", "anomaly_openedcritical"]
 
 
 def test_a_server_that_is_away_gets_it_later_but_not_for_ever(server: Receiver) -> None:
