@@ -301,8 +301,8 @@ class Fleet:
 
     def _ranks(self) -> tuple[RankState, ...]:
         with self._cluster.lock:
-            names = self._cluster.names()
-            return tuple(rank for job in self._cluster.jobs.values() for rank in job.ranks(names))
+            names, now, jobs = self._cluster.names(), time.time(), self._cluster.jobs.values()
+            return tuple(rank for job in jobs for rank in job.ranks(names, now))
 
     def overview(self) -> State:
         with self._cluster.lock:

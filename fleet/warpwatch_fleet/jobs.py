@@ -331,16 +331,16 @@ class FleetJob:
 
     # --- what is shown ---
 
-    def ranks(self, names: Mapping[str, str]) -> list[RankState]:
+    def ranks(self, names: Mapping[str, str], now: float) -> list[RankState]:
         return [
-            member.state(self.id, names.get(member.node, member.node))
+            member.state(self.id, names.get(member.node, member.node), now)
             for _, member in sorted(self.members.items())
         ]
 
-    def step_s(self) -> float | None:
+    def step_s(self, now: float) -> float | None:
         """Return the newest step time of one live rank: all ranks of a job keep one pace."""
         live = next((member for member in self.members.values() if member.is_live), None)
-        pace = live.recent.pace().get("steps_per_s") if live else None
+        pace = live.recent.pace(now).get("steps_per_s") if live else None
         return 1.0 / pace if pace else None
 
     def state(self) -> JobState:
@@ -462,7 +462,7 @@ class Member:
         self.durations.add(step.duration_s)
         self.recent.add(step)
 
-    def state(self, job: JobId, host: str) -> RankState:
+    def state(self, job: JobId, host: str, now: float) -> RankState:
         return RankState(
             rank=self.seen.rank,
             name=str(self.seen.rank),
@@ -484,7 +484,7 @@ class Member:
             phases_s=dict(self.phases_s),
             durations=self.durations.histogram(),
             recent_s=tuple(self.recent),
-            **(self.recent.pace() if self.is_live else {}),
+            **(self.recent.pace(now) if self.is_live else {}),
             memory_allocated_bytes=self.memory_allocated_bytes,
             serve=self._serve() if self.seen.kind == "serve" else None,
         )

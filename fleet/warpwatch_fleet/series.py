@@ -37,6 +37,9 @@ class Series:
         def lag_s(node: Node) -> float | None:
             return node.health(wall()).lag_s or 0.0 if node.up else None
 
+        def step_s(job: FleetJob) -> float | None:
+            return job.step_s(wall())
+
         self._cluster = cluster
         metrics.read("fleet_agents", self._agents)
         metrics.read("fleet_agent_up", self._ups)
@@ -48,7 +51,7 @@ class Series:
         metrics.read("fleet_agent_info", self._versions)
         metrics.read("fleet_job_ranks", lambda: self._of_jobs(lambda job: len(job.members)))
         metrics.read("fleet_job_nodes", lambda: self._of_jobs(lambda job: len(job.live_nodes())))
-        metrics.read("fleet_job_step_seconds", lambda: self._of_jobs(FleetJob.step_s))
+        metrics.read("fleet_job_step_seconds", lambda: self._of_jobs(step_s))
 
     def _agents(self) -> Mapping[str, float]:
         with self._cluster.lock:

@@ -111,7 +111,7 @@ class RankState:
     parameters: trained by its optimizers, 0 if unknown. precision: from the user, else of
         parameters with 16 bits.
     recent_s: durations of the newest steps, oldest first, for the page's charts.
-    steps_per_s, samples_per_s, tokens_per_s: in the newest steps, while it runs. comm_s: per step
+    steps_per_s, samples_per_s, tokens_per_s: in the newest steps, while it steps. comm_s: per step
         of these in phase comm, which is mostly waiting for other ranks.
     serve: a process of an inference server, None in a training; its steps are iterations.
     gc_s: in Python's garbage collector. core_wait_s: in which threads were ready without a core.
@@ -253,6 +253,8 @@ class State:
 RECENT_STEPS = 120
 # The throughput is that of these newest steps, so that it follows.
 THROUGHPUT_STEPS = 20
+# A fleet gets steps up to ten seconds late.
+PACE_KEPT_S = 15.0
 
 
 class StepDurations:
@@ -289,6 +291,7 @@ class RecentSteps:
 
     def __init__(self) -> None:
         self._count = 0
+        self._time = float("-inf")
         self._durations_s = array("d", bytes(8 * RECENT_STEPS))
         # Per step: seconds, samples, tokens and seconds in phase comm, NaN if unknown.
         self._newest = array("d", bytes(4 * 8 * THROUGHPUT_STEPS))
@@ -299,6 +302,7 @@ class RecentSteps:
         at = 4 * (count % THROUGHPUT_STEPS)
         values = (step.duration_s, step.samples, step.tokens, comm_s)
         self._newest[at : at + 4] = array("d", values)
+        self._time = step.time
         self._count = count + 1
 
     def __len__(self) -> int:
@@ -311,10 +315,15 @@ class RecentSteps:
         oldest = count % RECENT_STEPS
         return iter(durations_s[oldest:] + durations_s[:oldest])
 
-    def pace(self) -> dict[str, Any]:
-        """Return the known ones of steps, samples, tokens per second, and comm_s per step."""
+    def pace(self, now: float) -> dict[str, Any]:
+        """Return the known ones of steps, samples, tokens per second, and comm_s per step.
+
+        There are none if the last step is longer ago than the newest steps took together.
+        """
         newest = self._newest[: 4 * self._count]
         taken_s, samples, tokens = (sum(newest[column::4]) for column in range(3))
+        if now - self._time > max(taken_s, PACE_KEPT_S):
+            return {}
         waits_s = [wait_s for wait_s in newest[3::4] if not math.isnan(wait_s)]
         counts = {"steps": len(newest) // 4, "samples": samples, "tokens": tokens}
         found = {f"{what}_per_s": n / taken_s for what, n in counts.items() if n and taken_s}

@@ -58,7 +58,7 @@ def test_replicas_of_a_server_on_two_nodes_are_jobs_of_one_name():
     first = states["serve", "chat-0"]
     assert first.world_size == 2
     assert set(first.computing_ranks()) == {0}
-    served = [rank.serve for rank in first.ranks({})]
+    served = [rank.serve for rank in first.ranks({}, 0.0)]
     assert [(one.role, one.running, one.kv_usage) for one in served] == [
         ("rank", None, None),
         ("scheduler", 3, 0.5),

@@ -185,7 +185,7 @@ class Rank:
         # Monotonic.
         self.ended_at: float | None = None
         self.first_time = ring.created_time
-        self.seen_time = now
+        self.seen_time = self._polled_time = now
         self.last_step_time: float | None = None
         self.counts = RankCounts()
         self.serving = ServingProcess()
@@ -250,6 +250,7 @@ class Rank:
 
         ``limit``: the number of newest records to read; older ones count in totals only.
         """
+        self._polled_time = now
         news = self.ring.reader.read(limit)
         self._take_header(news, at)
         lost = max(0, news.lost - self.process.rewound)
@@ -441,7 +442,7 @@ class Rank:
             step_begun=self.step_begun,
             **self.counts.shown(self.phases),
             recent_s=tuple(self.recent),
-            **(self.recent.pace() if self.status == "running" else {}),
+            **(self.recent.pace(self._polled_time) if self.status == "running" else {}),
             **{f"memory_{name}_bytes": size for name, size in memory.items()},
             serve=self.serving.state(self.claims, self.replica, self.status == "running")
             if self.serves

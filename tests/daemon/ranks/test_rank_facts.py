@@ -139,6 +139,10 @@ def test_the_throughput_is_that_of_the_newest_steps_of_a_live_rank(node):
     assert state.tokens_per_s is None
     state = node.newest(11)
     assert (state.status, state.samples_per_s) == ("stopped", None)
+    for later_s, samples_per_s in ((14, 16.0), (16, None)):
+        ring.heartbeat()
+        state = node.newest(later_s)
+        assert (state.status, state.samples_per_s) == ("running", samples_per_s)
     ring.die()
     assert node.newest().samples_per_s is None
 

@@ -68,7 +68,7 @@ class Stream:
                 "fleet",
                 devices=tuple(one for node in nodes for one in node.samples.values()),
                 sources=tuple(node.health(self._now) for node in nodes),
-                ranks=tuple(one for job in cluster.jobs.values() for one in job.ranks({})),
+                ranks=tuple(one for job in cluster.jobs.values() for one in job.ranks({}, 0.0)),
                 jobs=tuple(job.state() for job in cluster.jobs.values()),
                 anomalies=tuple(cluster.anomalies()),
                 captures=tuple(one for node in nodes for one in node.shown_captures()),
