@@ -19,7 +19,7 @@ from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.config import Config
 from warpwatch_daemon.doctor import driver, gpus, host, interconnect
 from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs, Group, Machine
-from warpwatch_daemon.ranks.folder import resolve
+from warpwatch_daemon.ranks.folder import in_use
 from warpwatch_devices.nvml import survey
 from warpwatch_runtime import command_line, loading
 from warpwatch_runtime.command_line import say
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     )
     arguments = command.parse_args(argv)
     config = loading.load(Config, arguments.config)
-    folder, _ = resolve(config.rendezvous, os.environ, os.getuid())
+    folder, _ = in_use(config.rendezvous, os.environ, os.getuid())
     own = {"WARPWATCH_DIR": str(folder)}
     api = parsing.api(arguments, own, default_url=f"http://{config.http.listen}")
     here = api.is_local or not arguments.url

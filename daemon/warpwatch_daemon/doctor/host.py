@@ -17,7 +17,7 @@ from warpwatch_capturing import confinement
 from warpwatch_capturing.store import store_path
 from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs, Machine
 from warpwatch_daemon.participants import stacks
-from warpwatch_daemon.ranks.folder import resolve
+from warpwatch_daemon.ranks.folder import in_use
 from warpwatch_devices.attribution.kubelet import DEFAULT_SOCKET
 from warpwatch_telemetry.errors import WarpwatchError
 
@@ -45,7 +45,7 @@ def daemon_checks(inputs: CheckInputs) -> Iterator[Check]:
 
 def agent_checks(inputs: CheckInputs) -> Iterator[Check]:
     config = inputs.config
-    folder, inbox = resolve(config.rendezvous, os.environ, os.getuid())
+    folder, inbox = in_use(config.rendezvous, os.environ, os.getuid())
     yield _platform()
     found, owner = _rendezvous(folder)
     yield found

@@ -35,13 +35,24 @@ from warpwatch_telemetry.errors import UsageError, WarpwatchError
 
 def resolve(config: RendezvousConfig, environ: Mapping[str, str], uid: int) -> tuple[Path, Path]:
     """Return the folder and the inbox that this daemon would use."""
-    environ = dict(environ)
-    if config.dir != "auto":
-        environ["WARPWATCH_DIR"] = config.dir
-    if config.inbox != "auto":
-        environ["WARPWATCH_INBOX"] = config.inbox
+    environ = _named(config, environ)
     chosen = _choose(environ, uid)
     return Path(chosen.path), Path(rendezvous.inbox(chosen, environ, uid))
+
+
+def in_use(config: RendezvousConfig, environ: Mapping[str, str], uid: int) -> tuple[Path, Path]:
+    """Return those of the daemon that trainings of this user find; else as ``resolve``."""
+    environ = _named(config, environ)
+    found = rendezvous.find_daemon(environ, uid)
+    if found is None:
+        return resolve(config, environ, uid)
+    found.close()
+    return Path(found.candidate.path), Path(rendezvous.inbox(found.candidate, environ, uid))
+
+
+def _named(config: RendezvousConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    named = {"WARPWATCH_DIR": config.dir, "WARPWATCH_INBOX": config.inbox}
+    return dict(environ) | {name: path for name, path in named.items() if path != "auto"}
 
 
 def _choose(environ: Mapping[str, str], uid: int) -> rendezvous.Folder:

@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.cases import cases
 from tests.daemon.doctor.conftest import reading, surveyed
+from tests.daemon.ranks.ring_files import Holder
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.config import StoreConfig
 from warpwatch_daemon.cli import doctor
@@ -18,6 +20,7 @@ from warpwatch_daemon.config import Config
 from warpwatch_daemon.doctor import gpus, host
 from warpwatch_daemon.doctor.check import Check, CheckInputs, Group
 from warpwatch_daemon.doctor.interconnect import nccl_checks
+from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.nvml.survey import GpuReading
 
@@ -98,3 +101,12 @@ def test_folders_need_rights_and_200_mib_and_shared_memory_8_gib(inputs, monkeyp
         found += [one for one in host_checks(node) if one.name == "/dev/shm"]
         text += "\n".join(doctor.lines(found)) + "\n"
     golden_case(text.replace(f"uid {os.getuid()}", "uid UID"))
+
+
+def test_the_daemon_that_trainings_find_is_examined(inputs, tmp_path, monkeypatch):
+    monkeypatch.delenv("WARPWATCH_DIR", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    RendezvousFolder(tmp_path / "warpwatch", tmp_path / "inbox", "1").close()
+    with closing(Holder(tmp_path / "warpwatch" / "daemon.lock")) as holder:
+        found = {one.name: one.detail for one in host.agent_checks(inputs())}
+    assert found["rendezvous"] == f"{tmp_path}/warpwatch, held by pid {holder.pid}"
