@@ -6,12 +6,13 @@ import errno
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 
 import pynvml
 
 from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs, Machine
-from warpwatch_devices.nvml.survey import Survey
+from warpwatch_devices.nvml.survey import COMMAND, Survey
 from warpwatch_runtime.quantities import plural
 
 _CONTROL_DEVICE = "/dev/nvidiactl"
@@ -69,6 +70,9 @@ def _nvml(machine: Machine, survey: Survey) -> tuple[str, str]:
         crash = signal.Signals(survey.crashed_by).name
         detail = f"the library crashed while it was asked ({crash})"
         return detail, "install another driver release; then report the crash"
+    if survey.failure:
+        detail = f"it was not asked: the survey ended with {survey.failure}"
+        return detail, f"`{sys.executable} {' '.join(COMMAND)}` shows why"
     if survey.code is None or (survey.started and survey.count is survey.count_code is None):
         detail = f"the driver has not answered for {survey.patience_s:g} s: the kernel module hangs"
         return detail, "`dmesg -T | grep -i -e NVRM -e Xid`; reboot the node"

@@ -12,6 +12,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +32,7 @@ from warpwatch_runtime.supervisor import MAX_THREADS, run_all
 from warpwatch_telemetry.errors import WarpwatchError
 from warpwatch_telemetry.metric import Values
 
+COMMAND = ("-P", "-m", "warpwatch_devices.nvml.survey")
 DEFAULT_PATIENCE_S = 10.0
 # A killed child needs a moment to exit.
 _EXIT_TIMEOUT_S = 2.0
@@ -154,7 +156,8 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
 
     code: NVML return code of the initialization, None while it is outstanding; error: its text.
     count_code: NVML return code of counting the GPUs if that failed.
-    crashed_by: the signal that ended the child.
+    crashed_by: the signal that ended the child. failure: its exit status and last line of stderr if
+        it failed by itself.
     patience_s: how long the child may be silent.
     """
 
@@ -163,6 +166,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None = None
     error: str = ""
     crashed_by: int | None = None
+    failure: str = ""
     library: str | None = None
     driver_version: str | None = None
     nvml_version: str | None = None
@@ -196,23 +200,26 @@ def survey(
 
     Raises WarpwatchError if no child can be started.
     """
-    command = [sys.executable, "-P", "-m", "warpwatch_devices.nvml.survey"]
-    nothing = subprocess.DEVNULL
+    command, nothing = [sys.executable, *COMMAND], subprocess.DEVNULL
     try:
-        child = subprocess.Popen(command, stdin=nothing, stdout=subprocess.PIPE, stderr=nothing)
+        errors = tempfile.TemporaryFile()  # noqa: SIM115, it is closed with the output
+        child = subprocess.Popen(command, stdin=nothing, stdout=subprocess.PIPE, stderr=errors)
     except OSError as error:
         raise WarpwatchError(f"cannot start {sys.executable}: {error.strerror}") from error
     assert child.stdout is not None
-    with child.stdout as output:
+    with child.stdout as output, errors:
         lines, is_silent = _listen(partial(read, output.fileno()), patience_s)
         if is_silent:
             child.kill()
         # A child that hangs inside the kernel survives even this; it is left behind.
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_EXIT_TIMEOUT_S)
-    code = child.returncode
-    is_crash = not is_silent and code is not None and code < 0
-    return _assemble(lines, patience_s, -code if is_crash else None)
+        code = 0 if is_silent else child.returncode or 0
+        errors.seek(0)
+        last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+    crashed_by = -code if code < 0 else None
+    failure = f"status {code}: {last}" if code > 0 else ""
+    return _assemble(lines, patience_s=patience_s, crashed_by=crashed_by, failure=failure)
 
 
 def _listen(
@@ -232,7 +239,7 @@ def _listen(
     return lines, True
 
 
-def _assemble(lines: list[Any], patience_s: float, crashed_by: int | None) -> Survey:
+def _assemble(lines: list[Any], **ended: Any) -> Survey:
     answers: dict[str, Any] = {}
     gpus: dict[int, dict[str, Any]] = {}
     pairs = []
@@ -245,7 +252,7 @@ def _assemble(lines: list[Any], patience_s: float, crashed_by: int | None) -> Su
             answers |= line
     unasked = {i: {"index": i, "waiting_for": "handle"} for i in range(answers.get("count") or 0)}
     ordered = [gpu for _, gpu in sorted((unasked | gpus).items())]
-    facts = {"patience_s": patience_s, "crashed_by": crashed_by, "gpus": ordered, "pairs": pairs}
+    facts = ended | {"gpus": ordered, "pairs": pairs}
     return msgspec.convert(answers | facts, Survey, strict=False, str_keys=True)
 
 

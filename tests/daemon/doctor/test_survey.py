@@ -129,6 +129,14 @@ def test_a_library_that_crashes_costs_the_child_alone(tmp_path, inputs, monkeypa
     assert found["NVML"].detail == "the library crashed while it was asked (SIGILL)"
 
 
+def test_a_survey_that_fails_is_not_called_a_hanging_driver(tmp_path, inputs, monkeypatch):
+    (tmp_path / "pynvml.py").write_text("raise ImportError('broken')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = worth_a_word(survey_module.survey(DEADLINE_S), inputs)
+    failure = "status 1: ImportError: broken"
+    assert found["NVML"].detail == f"it was not asked: the survey ended with {failure}"
+
+
 ARGUMENTS = ["--patience", str(DEADLINE_S)]
 STUCK_AT = "nvmlDeviceGetPersistenceMode"
 
