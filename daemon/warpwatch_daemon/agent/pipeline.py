@@ -157,7 +157,10 @@ class Pipeline:
         hub.watch_ranks(lambda: ranks.states(monotonic()))
         hub.metrics.read("anomalies_suppressed_total", lambda: detection.register.suppressed_counts)
         hub.metrics.read("detector_errors_total", lambda: detection.runner.failures)
-        hub.metrics.read("detection_refused_total", lambda: detection.refused)
+        hub.metrics.read(
+            "detection_refused_total",
+            lambda: detection.refused | {"readings": hub.readings_dropped},
+        )
         self._publish()
 
     def step(self) -> None:

@@ -7,12 +7,11 @@ each metric. Jobs get their energy and model FLOPs utilization (MFU).
 from __future__ import annotations
 
 import math
-import queue
 import socket
 import statistics
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -249,6 +248,8 @@ class JobEnergy:
 
 # Pods are read each second; an older list may have changed.
 PODS_TRUSTED_S = 15.0
+# Readings that wait for the pipeline: a quarter of an hour of eight GPUs. The oldest are dropped.
+MAX_READINGS = 8192
 
 
 class Hub:
@@ -272,7 +273,8 @@ class Hub:
         self._monotonic = monotonic
         self._stale_after_s = {"": stale_after_s, **(by_source or {})}
         self._lock = threading.Lock()
-        self._records: queue.SimpleQueue[Record] = queue.SimpleQueue()
+        self._records: deque[Record] = deque(maxlen=MAX_READINGS)
+        self.readings_dropped = 0
         self._devices = DeviceTable(stale_after_s, by_source)
         self._host: dict[str, tuple[float, HostSample]] = {}
         self._attributions: dict[str, Attribution] = {}
@@ -296,9 +298,13 @@ class Hub:
             self._energy.add(trusted)
         device, values, up, reason = sample.device, trusted.values, trusted.up, trusted.reason
         load, slot = device.info.get("driver_load", ""), device.info.get("pci_bus_id", "")
-        self._records.put(
+        self._put(
             DeviceReading(sample.time, device.uuid, values, up, reason, device.index, load, slot)
         )
+
+    def _put(self, record: Record) -> None:
+        self.readings_dropped += len(self._records) == MAX_READINGS
+        self._records.append(record)
 
     def forget_device(self, uuid: str, source: str = "nvml") -> None:
         with self._lock:
@@ -308,7 +314,7 @@ class Hub:
         with self._lock:
             self._host[sample.source] = (self._monotonic(), sample)
         for port, values in sample.ports.items():
-            self._records.put(PortReading(sample.time, port, values))
+            self._put(PortReading(sample.time, port, values))
 
     def publish_processes(self, sample: HostSample) -> None:
         with self._lock:
@@ -351,12 +357,7 @@ class Hub:
 
     def take_records(self) -> list[Record]:
         """Return records since the last call; only for the pipeline."""
-        records = []
-        while True:
-            try:
-                records.append(self._records.get_nowait())
-            except queue.Empty:
-                return records
+        return [self._records.popleft() for _ in range(len(self._records))]
 
     def health(self) -> tuple[SourceHealth, ...]:
         with self._lock:

@@ -88,6 +88,8 @@ def test_a_published_sample_is_also_a_record_for_the_pipeline(hub):
         DeviceReading(1.0, "GPU-1", {ENERGY: 5.0}, index=0, driver_load="boot/7", slot="0:1a:0.0"),
         PortReading(2.0, "mlx5_0:1", {}),
     ]
+    hub.publish_host(HostSample(2.0, {}, ports={f"mlx5_{number}:1": {} for number in range(8193)}))
+    assert (len(hub.take_records()), hub.readings_dropped) == (8192, 1)
     assert hub.take_records() == []
 
 
