@@ -140,7 +140,7 @@ class Pipeline:
         # Held by the user of the detectors: this loop, and shortly a request for statuses.
         self._owner = threading.Lock()
         archive.parts["leases"] = self.leases
-        archive.restore(wall())
+        archive.restore(wall(), self.leases.shown)
         # Changes that triggers do not have yet: at first, anomalies from before a restart.
         active = self.leases.shown(detection.active)
         self._changes = [Change("opened", anomaly) for anomaly in active]

@@ -288,8 +288,13 @@ class Archive:
 
     # --- the pipeline's side ---
 
-    def restore(self, now: float) -> None:
-        """Continue where the last daemon stopped. ``now``: wall clock, seconds."""
+    def restore(
+        self, now: float, shown: Callable[[Iterable[Anomaly]], tuple[Anomaly, ...]] = tuple
+    ) -> None:
+        """Continue where the last daemon stopped. ``now``: wall clock, seconds.
+
+        ``shown`` returns anomalies under the ids with which they are stored.
+        """
         detection = self._detection
         saved = self._state.read()
         if saved is not None:
@@ -297,11 +302,11 @@ class Archive:
             if fresh:
                 logger.info("detectors that learn from the start: %s", ", ".join(sorted(fresh)))
             if snapshot.ENGINE not in fresh:
-                for change in detection.resume(now, fresh):
-                    self._recall(change.anomaly.id, change.anomaly)
-                    self._note(self._followed[change.anomaly.id])
-        active = {anomaly.id: anomaly for anomaly in detection.active}
-        ended = {anomaly.id for anomaly in detection.history}
+                for anomaly in shown(one.anomaly for one in detection.resume(now, fresh)):
+                    self._recall(anomaly.id, anomaly)
+                    self._note(self._followed[anomaly.id])
+        active = {anomaly.id: anomaly for anomaly in shown(detection.active)}
+        ended = {anomaly.id for anomaly in shown(detection.history)}
         stored = self._store.newest(MAX_HISTORY)
         known = [one for one in stored if one.id not in active and one.id not in ended]
         detection.history.extendleft(reversed(known))

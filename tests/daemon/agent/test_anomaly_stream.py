@@ -53,12 +53,20 @@ def node(tmp_path, stack):
     return Node(tmp_path, stack)
 
 
-def test_an_anomaly_is_counted_once_and_known_to_the_next_daemon_before_its_first_round(node):
+@pytest.mark.parametrize("with_fleet", [False, True])
+def test_an_anomaly_is_counted_once_and_known_to_the_next_daemon_before_its_first_round(
+    node, with_fleet
+):
     node.pipeline.step()
+    if with_fleet:
+        # The fleet has opened it and is away.
+        job = node.hub.ranks()[0].job_id
+        node.pipeline.leases.acquire(job, "fleet", 0.0, {"crash": "9-f"})
     node.raise_exception()
     node.pipeline.step()
     (crash,) = node.reported("crash")
-    assert counted(node.hub, "anomalies_total", "crash", "warning") == 1
+    assert (crash.id == "9-f") == with_fleet
+    assert counted(node.hub, "anomalies_total", "crash", "warning") == (not with_fleet or None)
     node.pipeline.close()
     node.restart()
     assert node.reported("crash") == [crash]
