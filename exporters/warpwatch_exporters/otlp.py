@@ -216,7 +216,11 @@ class OtlpExporter:
 
     def _send(self) -> None:
         """Send metrics that are due, and waiting events. Raises RequestError."""
-        metrics, logs = self._current()
+        try:
+            metrics, logs = self._current()
+        except RequestError:
+            self._count("metrics", "failed", 1)
+            raise
         now = self._monotonic()
         if now >= self._metrics_due:
             self._metrics_due = now + self._config.interval_s

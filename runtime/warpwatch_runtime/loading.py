@@ -152,10 +152,9 @@ def load(model: type[C], path: Path | None, environ: Mapping[str, str] = os.envi
 
     Raises UsageError that names the key, the value and what would be right.
     """
-    origin = str(path) if path else "the environment"
     tree = read_tree(path) if path else {}
-    overlay(tree, environ)
-    return parse(model, tree, origin)
+    names = overlay(tree, environ)
+    return parse(model, tree, ", ".join([str(path), *names] if path else names))
 
 
 def parse(model: type[C], tree: dict[str, Any], origin: str) -> C:
@@ -248,8 +247,12 @@ def read_tree(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
-def overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> None:
-    """Put ``WARPWATCH_SECTION__KEY`` into the tree. Raises UsageError without such a section."""
+def overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> list[str]:
+    """Put ``WARPWATCH_SECTION__KEY`` into the tree, and return the names of these variables.
+
+    Raises UsageError without such a section.
+    """
+    names = []
     for name, text in environ.items():
         # A name without a section belongs to another part, such as WARPWATCH_DIR.
         if not name.startswith(ENV_PREFIX) or "__" not in name:
@@ -265,3 +268,5 @@ def overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> None:
                 raise UsageError(f"{name}: {parent} is not a section")
             node = child
         node[leaf] = parse_value(text)
+        names.append(name)
+    return names

@@ -27,6 +27,15 @@ def _listen(value: str) -> str:
 Listen = Annotated[str, AfterValidator(_listen)]
 
 
+def url_of(listen: str) -> str:
+    """Return the URL at which this machine reaches a server that listens there."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    if host in ("", "0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class HttpConfig(Section):
     """``public_url``: the base of links to this daemon; without it there are none.
 

@@ -157,6 +157,7 @@ def test_headers_are_read_again_and_sent(server: Receiver, tmp_path: Path) -> No
     headers.write_text("no header")
     site.advance(60)
     assert len(server.requests) == 2
+    assert site.counted == {("metrics", "sent"): 2, ("metrics", "failed"): 1}
 
 
 def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver) -> None:

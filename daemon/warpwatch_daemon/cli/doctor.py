@@ -24,6 +24,7 @@ from warpwatch_devices.nvml import survey
 from warpwatch_runtime import command_line, loading
 from warpwatch_runtime.command_line import say
 from warpwatch_runtime.quantities import plural
+from warpwatch_serving.config import url_of
 
 # The groups in the order of the report; a new group is one line here.
 GROUPS: dict[str, Group] = {
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     config = loading.load(Config, arguments.config)
     folder, _ = in_use(config.rendezvous, os.environ, os.getuid())
     own = {"WARPWATCH_DIR": str(folder)}
-    api = parsing.api(arguments, own, default_url=f"http://{config.http.listen}")
+    api = parsing.api(arguments, own, default_url=url_of(config.http.listen))
     here = api.is_local or not arguments.url
     answers = survey.Survey(asked=False)
     if here and config.sources.nvml.enabled:

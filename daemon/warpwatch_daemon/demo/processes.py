@@ -20,6 +20,7 @@ import yaml
 from warpwatch_daemon.api_client import FLEET, ApiClient, socket_path
 from warpwatch_devices.simulated import simulated_uuid
 from warpwatch_runtime import files
+from warpwatch_serving.config import url_of
 from warpwatch_telemetry.errors import UsageError, WarpwatchError
 
 # The fault of a training in which nothing is wrong, and the rank that is slow or that hangs.
@@ -62,7 +63,7 @@ class DemoProcesses:
     def __init__(self, listen: str, store: Path | None) -> None:
         host, _, port = listen.rpartition(":")
         self.listen = f"{host}:{port if port != '0' else free_port()}"
-        self.url = f"http://{self.listen}"
+        self.url = url_of(self.listen)
         self.work = Path(tempfile.mkdtemp(prefix="warpwatch-demo-"))
         self.api = ApiClient(self.url, socket_path=socket_path(self.work / "run"))
         self.store = store or self.work / "captures"

@@ -21,6 +21,7 @@ from warpwatch_daemon.demo.story import FAULTS
 from warpwatch_fleet.config import FleetFile
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_serving.config import url_of
 from warpwatch_telemetry.errors import UsageError
 
 CASES = cases(__file__)
@@ -38,6 +39,10 @@ def test_an_empty_file_and_no_file_are_the_defaults_that_are_documented(tmp_path
     assert load(tmp_path, "") == loading.load(Config, None, {}) == Config()
     block = DOCS.read_text().split("```yaml\n")[1].split("```")[0]
     assert yaml.safe_load(block) == loading.as_tree(Config())
+
+
+def test_a_server_is_reached_where_it_listens():
+    assert {listen: url_of(listen) for listen in CASES["reached"]} == CASES["reached"]
 
 
 def test_a_reload_swaps_the_triggers_and_says_each_time_what_needs_a_restart(tmp_path, caplog):
@@ -112,7 +117,8 @@ def test_variables_come_on_top_of_the_file(tmp_path):
     assert config.detection.hang.timeout_s == 7
     assert config.triggers.recipes["hang"] == RecipeConfig(kind="stacks", steps=2)
     assert config.triggers.recipes.keys() == TriggersConfig().recipes.keys()
-    with pytest.raises(UsageError, match="unknown key, did you mean 'listen'"):
+    names = "c.yaml, WARPWATCH_HTTP__LISTN: http.listn: unknown key, did you mean 'listen'"
+    with pytest.raises(UsageError, match=names):
         load(tmp_path, "", WARPWATCH_HTTP__LISTN="x")
 
 
