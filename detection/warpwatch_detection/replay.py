@@ -37,15 +37,20 @@ class LogReplay:
         self._statuses: dict[EndedKey, DetectorStatus] = {}
         self._suppressed: dict[tuple[str, JobId | None, str], Suppressed] = {}
 
-    def run(self, records: Iterable[Record], until: float | None = None) -> Iterator[Anomaly]:
+    def run(
+        self, records: Iterable[Record], until: float | None = None, job: str | None = None
+    ) -> Iterator[Anomaly]:
         """Yield every anomaly when it opens.
 
         until: a step or a time (wall clock, seconds) before which to stop, as for FIRST_TIME_S.
+        job: the name of the job whose steps count for that, by default any.
         At the end it raises the first error of a detector.
         """
         feed = self._engine.feed
         if until is not None:
-            records = itertools.takewhile(lambda record: not _is_reached(record, until), records)
+            records = itertools.takewhile(
+                lambda record: not _is_reached(record, until, job), records
+            )
         if self._explain:
             records = self._explained(records)
         for record in records:
@@ -84,7 +89,7 @@ class LogReplay:
             self._suppressed[one.kind, one.found.job_id, one.cause_id] = one
 
 
-def _is_reached(record: Record, until: float) -> bool:
+def _is_reached(record: Record, until: float, job: str | None) -> bool:
     if until >= FIRST_TIME_S:
         return record.time >= until
-    return isinstance(record, Step) and record.step >= until
+    return isinstance(record, Step) and job in (None, record.job) and record.step >= until

@@ -15,6 +15,9 @@ from warpwatch_detection.replay import LogReplay
 @pytest.mark.parametrize("until", [300, EPOCH_S + 50])
 def test_a_replay_stops_before_a_step_or_a_time(until: float) -> None:
     assert list(LogReplay().run(slow_rank(300, 200), until=until)) == []
+    # The steps of another job do not count.
+    found = LogReplay().run(slow_rank(300, 200), until=until, job="other")
+    assert len(list(found)) == (until == 300)
 
 
 def test_what_a_replay_found_is_kept_with_its_end_and_its_last_status() -> None:

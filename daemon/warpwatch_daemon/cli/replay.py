@@ -188,7 +188,7 @@ def main(argv: Sequence[str]) -> int:
     reader = LogReader()
     found = 0
     lines = read_lines(arguments.log, partial(ProgressLines().show, arguments.log.name))
-    for anomaly in replay.run(reader.records(lines), arguments.at):
+    for anomaly in replay.run(reader.records(lines), arguments.at, arguments.job):
         if shown(anomaly.kind, anomaly.job):
             found += 1
             say(line(anomaly, arguments.json))
@@ -228,7 +228,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--at",
         type=float,
         metavar="STEP|TIME",
-        help="stop before this step, or this time (wall clock, seconds)",
+        help="stop before this step (of --job, by default of any job), or this time (wall clock, "
+        "seconds)",
     )
     command_line.add_config(command)
     command_line.add_json(command)
@@ -245,7 +246,8 @@ def line(anomaly: Anomaly, as_json: bool) -> str:
     if as_json:
         known = {name: getattr(anomaly, name) for name in _ANOMALY_FIELDS}
         return json.dumps({**known, "scope": scope_of(anomaly.kind), **_whose(anomaly)})
-    where = f"{anomaly.job or anomaly.device} step {anomaly.step}"
+    where = str(anomaly.job or anomaly.device)
+    where += "" if anomaly.step is None else f" step {anomaly.step}"
     return f"{anomaly.time:.3f} {anomaly.severity} {anomaly.kind} {where}: {anomaly.summary}"
 
 

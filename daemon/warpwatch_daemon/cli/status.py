@@ -186,7 +186,8 @@ def _rank(rank: RankState) -> Iterator[str]:
         elif rank.computes:
             yield "no iteration yet"
         return
-    yield f"step {rank.step}"
+    if rank.step is not None:
+        yield f"step {rank.step}"
     if rank.recent_s:
         yield f"median step {jobs.median(rank)}"
     else:
