@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parse(argv)
     api = parsing.api(arguments)
     body = {
-        "job": arguments.job or _only_job(api),
+        "job": arguments.job or only_job(api),
         "owner": arguments.owner,
         "run": run_of(api, arguments.replica) if arguments.replica else "",
         "ranks": arguments.rank,
@@ -90,9 +90,10 @@ def _steps(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 100")
 
 
-def _only_job(api: ApiClient) -> str:
+def only_job(api: ApiClient) -> str:
+    """Return the name of the only job with live ranks. Raises Refused or UsageError."""
     ranks = api.get("/api/v1/ranks")["ranks"]
-    names = sorted({str(rank["job"]) for rank in ranks if rank["status"] == "running"})
+    names = sorted({str(rank["job"]) for rank in ranks if rank["status"] in ("running", "stopped")})
     if len(names) == 1:
         return names[0]
     if not names:

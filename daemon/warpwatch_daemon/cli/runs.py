@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         "compare",
         nargs="*",
         metavar="compare BEFORE AFTER",
-        help="two runs, as the list names them: RUN or JOB/RUN",
+        help="two runs, as the list names them: RUN or JOB/RUN, also OWNER/JOB/RUN",
     )
     command.add_argument("--job", help="list runs of this job alone")
     parsing.add_daemon(command)
@@ -61,17 +61,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _print(as_json: bool, document: dict[str, Any], lines: Iterator[str]) -> None:
-    say(json.dumps(document, indent=1) if as_json else "\n".join(lines))
+    say(json.dumps(document, indent=1) if as_json else "\n".join(lines) or "no run is known")
 
 
 def _find(runs: Sequence[RunSummary], name: str) -> RunSummary:
     """Return the run of this name. Raises UsageError unless there is exactly one."""
-    found = [run for run in runs if name in (run.run, f"{run.job}/{run.run}")]
+    found = [run for run in runs if name in (run.run, f"{run.job}/{run.run}", _whole(run))]
     if len(found) != 1:
-        some = ", ".join(text(f"{run.job}/{run.run}") for run in (found or runs)[-8:]) or "none"
+        some = ", ".join(text(_whole(run)) for run in (found or runs)[-8:]) or "none"
         which = "several runs are" if found else "no run is"
         raise UsageError(f"{which} called {name!r}; there are {some}")
     return found[0]
+
+
+def _whole(run: RunSummary) -> str:
+    return f"{run.owner}/{run.job}/{run.run}"
 
 
 def _line(run: RunSummary) -> str:

@@ -68,7 +68,7 @@ class TopClient:
         return Reading(state, api.where, dict(self._phases))
 
     def request_capture(self, rank: RankState) -> Capture:
-        body = {"job": rank.job, "owner": rank.owner, "reason": "asked for in warpwatch top"}
+        body = {**rank.job_id.fields(), "reason": "asked for in warpwatch top"}
         asked = (self._api or self._connect()).post("/api/v1/captures", body)
         return msgspec.convert(asked, Capture)
 

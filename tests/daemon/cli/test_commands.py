@@ -16,7 +16,7 @@ import pytest
 
 from tests.cases import cases
 from warpwatch_daemon.cli import GROUP, main
-from warpwatch_daemon.cli.capture import run_of
+from warpwatch_daemon.cli.capture import only_job, run_of
 from warpwatch_daemon.demo.processes import DemoProcesses
 from warpwatch_daemon.demo.story import Story
 from warpwatch_telemetry.errors import Refused, WarpwatchError
@@ -95,6 +95,8 @@ def test_a_replica_of_a_server_is_captured_by_its_name():
     assert run_of(api, "chat-1") == "r-1"
     with pytest.raises(Refused, match="no replica 'r' is known; replicas: chat-0, chat-1"):
         run_of(api, "r")
+    ranks[:] = [{"job": "chat", "status": "stopped"}, {"job": "gone", "status": "died"}]
+    assert only_job(api) == "chat"
 
 
 @pytest.mark.parametrize("captured", [True, False])
