@@ -52,6 +52,11 @@ def _is_served(path: Path, uid: int) -> bool:
 
 
 TIMEOUT_S = 10.0
+# What a daemon may be that does not speak HTTP with us.
+_PROTECTED = {
+    "http:": "it has TLS: use https:// and --ca-file",
+    "https": "it requires a client certificate: ask it on its node, through its socket",
+}
 # Jobs of thousands of ranks.
 MAX_ANSWER_BYTES = 256 << 20
 
@@ -117,6 +122,8 @@ class ApiClient:
         try:
             answer = self._requests.send(method, self.url + path, body, headers)
         except RequestError as error:
+            if error.is_protocol and not self.is_local:
+                raise WarpwatchError(f"{stranger}, or {_PROTECTED[self.url[:5]]}") from error
             if error.is_protocol:
                 raise stranger from error
             raise WarpwatchError(

@@ -213,6 +213,8 @@ def test_a_daemon_that_is_not_the_one_meant_is_not_talked_to(daemon, folder, wro
     named = ["--server-name", PEERS] if wrong == "authority" else []
     assert main(["status", "--url", daemon, *trusted, *named]) == 3
     assert "certificate verify failed" in capsys.readouterr().err
+    assert main(["status", "--url", daemon.replace("https", "http")]) == 3
+    assert "or it has TLS: use https:// and --ca-file" in capsys.readouterr().err
 
 
 def test_an_authority_that_is_no_certificate_is_a_usage_error(tmp_path, capsys):
