@@ -153,6 +153,7 @@ class Pipeline:
         # The first failure of this round.
         self._failure: Exception | None = None
         self._rank_errors = 0
+        self._rank_complaint = Complaint(logger)
         self._sensitivities_due = 0.0
         hub.watch_ranks(lambda: ranks.states(monotonic()))
         hub.metrics.read("anomalies_suppressed_total", lambda: detection.register.suppressed_counts)
@@ -280,8 +281,7 @@ class Pipeline:
             records = self._ranks.poll(now, at)
         except OSError as error:
             self._rank_errors += 1
-            if self._rank_errors == 1:
-                logger.error("cannot read the rendezvous: %s", error)
+            self._rank_complaint.make("cannot read the rendezvous: %s", error)
             reason = f"{error.strerror}: {error.filename}"
             self._hub.publish_health(SourceHealth("ranks", False, reason, 0.0, self._rank_errors))
             return []
@@ -289,6 +289,7 @@ class Pipeline:
             # Not the records of the other sources, which have been taken already.
             self._failure = self._failure or error
             return []
+        self._rank_complaint.clear()
         taken_s = self._monotonic() - at
         self._hub.publish_health(SourceHealth("ranks", True, "", taken_s, self._rank_errors))
         return records

@@ -18,6 +18,7 @@ from warpwatch import protocol
 from warpwatch.protocol import MAX_PHASES
 from warpwatch_daemon.ranks import claims
 from warpwatch_runtime.files import StateFile
+from warpwatch_runtime.log_output import Complaint
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Serve, Step
 from warpwatch_telemetry.state import LATENCY_BOUNDS_S, Histogram, ServeState, StepDurations
@@ -240,6 +241,7 @@ class Positions:
         # Between the pipeline and the loop.
         self._lock = threading.Lock()
         self._writing = threading.Lock()
+        self._complaint = Complaint(logger, logging.WARNING)
         self._newest = b""
         self._waiting: bytes | None = None
         self._puts = 0
@@ -283,8 +285,9 @@ class Positions:
                 self._file.write(body)
             except OSError as error:
                 self._fail()
-                logger.warning("cannot save positions: %s", error)
+                self._complaint.make("cannot save positions: %s", error)
                 return
+            self._complaint.clear()
             with self._lock:
                 self.written = number
                 if self._puts == number:

@@ -243,7 +243,12 @@ def test_steps_say_other_for_the_phases_beyond_the_limit_also_after_a_restart(no
     assert set(before[0]) == {*(f"pall_0_{n}" for n in range(16)), "other"}
 
 
-def test_positions_are_written_only_when_they_have_changed(tmp_path):
+def test_positions_are_written_only_when_they_have_changed(tmp_path, caplog):
+    nowhere = Positions(tmp_path / "none")
+    nowhere.put([])
+    nowhere.write()
+    nowhere.write()
+    assert len(caplog.messages) == 1
     wakes: list[None] = []
     positions = Positions(tmp_path, wake=lambda: wakes.append(None))
     entry = SavedRank(pod=None, ring="a", left=True)
