@@ -194,7 +194,8 @@ def when(anomaly: Anomaly, state: State) -> str:
     again = f", came back {plural(anomaly.reopened, 'time')}" if anomaly.reopened else ""
     if anomaly.end_time is None:
         return f"found {ago(anomaly.time, now)}{again}"
-    lasted = seconds(float(int(anomaly.end_time - anomaly.time)))
+    whole_s = int(anomaly.end_time - anomaly.time)
+    lasted = seconds(float(whole_s)) if whole_s else "less than 1 s"
     if anomaly.explained_by is not None:
         kinds = {one.id: one.kind.replace("_", " ") for one in state.anomalies}
         cause = kinds.get(anomaly.explained_by, "another anomaly")

@@ -19,7 +19,7 @@ from warpwatch_runtime.quantities import ago, gibibytes, rate, seconds, text
 from warpwatch_serving.page.captures import outcome, price
 from warpwatch_serving.page.charts import ceiling_s, phase_shares, plots, step_chart
 from warpwatch_serving.page.devices import power
-from warpwatch_serving.page.findings import headline
+from warpwatch_serving.page.findings import headline, when
 from warpwatch_serving.page.jobs import RankedJob, cards
 from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
@@ -54,6 +54,8 @@ def test_the_headline_is_the_worst_of_what_is_known(agent, golden):
     found = {name: headline(state) for name, state in states.items()}
     lines = [f"{name}: {one.level}: {one.sentence} {one.notes}" for name, one in found.items()]
     golden("http/headlines.txt", "\n".join(lines).encode())
+    brief = replace(straggler, end_time=straggler.time + 0.2)
+    assert when(brief, now).endswith("; it lasted less than 1 s")
 
 
 def test_the_blind_detectors_are_named_up_to_a_few(agent):
