@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import Counter, deque
@@ -127,7 +128,7 @@ class Policy(NoLimits):
             raise Refused("refused_quiet_hours", f"triggers.quiet_hours has {span}")
 
     def _check_cooldown(self, request: CaptureRequest, at: float) -> None:
-        last, anomaly_id = self._last.get(_key(request), (-DAY_S, None))
+        last, anomaly_id = self._last.get(_key(request), (-math.inf, None))
         if anomaly_id is not None and anomaly_id == request.anomaly_id:
             # The last capture was for this anomaly and was interrupted: it may be repeated at once.
             return

@@ -54,5 +54,6 @@ def _local(argv: Sequence[str], fetched: dict[str, Fetched]) -> Iterator[str]:
     for argument in argv:
         yield from map(str, fetched[argument].traces) if argument in fetched else [argument]
     baseline = [str(path) for one in fetched.values() for path in one.baseline]
-    if baseline and _BASELINE not in argv:
+    is_named = any(argument.partition("=")[0] == _BASELINE for argument in argv)
+    if baseline and not is_named:
         yield from (_BASELINE, *baseline)

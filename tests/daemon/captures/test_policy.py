@@ -48,6 +48,8 @@ def test_budgets_and_cooldowns_go_on_after_a_restart(node):
 
 
 def test_a_cooldown_is_of_one_run_and_not_of_the_same_anomaly(tmp_path):
+    # The machine has just started.
+    policy(tmp_path, cooldown_s=3 * 86400).check(AUTOMATIC, (), 0.0)
     judge = policy(tmp_path)
     judge.add_start(AUTOMATIC, 0.0)
     judge.check(AUTOMATIC, (), 1.0)

@@ -246,7 +246,8 @@ def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(node, s3, capsys):
     assert diagnosis(str(capture.remote)) == local
     # A baseline that the user names is the only one.
     own = str(Path(str(capture.folder), "rank0.pt.trace.json.gz"))
-    assert diagnosis(str(capture.remote), "--baseline", own) != local
+    named = diagnosis(str(capture.remote), "--baseline", own)
+    assert named == diagnosis(str(capture.remote), f"--baseline={own}") != local
     # Without its own description it is another capture.
     assert diagnosis(f"{capture.remote}rank0.pt.trace.json.gz") != local
 
