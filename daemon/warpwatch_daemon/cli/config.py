@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module, metadata
@@ -65,8 +65,17 @@ def _check(file: Path | None, as_json: bool) -> int:
         errors = list(lines)
         say(json.dumps({"valid": False, "errors": errors}) if as_json else "\n".join(errors))
         return 1
-    say(json.dumps({"valid": True}) if as_json else f"{file}: valid")
+    absent = "".join(f"; not readable here: {one}" for one in _absent(file))
+    say(json.dumps({"valid": True}) if as_json else f"{file}: valid{absent}")
     return 0
+
+
+def _absent(file: Path) -> Iterator[str]:
+    """Yield the files of the server that cannot be read; the daemon may run on another machine."""
+    http = loading.load(Config, file).http
+    for key, path in (("token_file", http.token_file), ("web_config", http.web_config)):
+        if path is not None and not os.access(path, os.R_OK):
+            yield f"http.{key} {path}"
 
 
 def _mistakes(check: Callable[[Path], object], file: Path) -> dict[str, None]:

@@ -152,9 +152,10 @@ def test_the_schema_takes_what_the_daemon_takes_and_refuses_what_it_refuses(sche
 
 def test_a_check_prints_a_line_for_each_mistake(tmp_path, capsys):
     file = tmp_path / "c.yaml"
-    file.write_text("http: {listen: '127.0.0.1:9401'}")
+    file.write_text(f"http: {{token_file: {file}, web_config: /none.yml}}")
     assert main(["config", "check", str(file)]) == 0
-    capsys.readouterr()
+    absent = "not readable here: http.web_config /none.yml"
+    assert capsys.readouterr().out == f"{file}: valid; {absent}\n"
     file.write_text("http: {liste: x}\nstore: {max_age: 3 moons}\ntriggers: {dry: 5}\nfleet: {a}")
     assert main(["config", "check", str(file)]) == 1
     assert capsys.readouterr().out.splitlines() == [
