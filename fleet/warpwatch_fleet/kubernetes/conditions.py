@@ -98,11 +98,17 @@ class Conditions:
                 for node in self._cluster.agents()
                 if node.target.owner is None
                 and (node.target.node or node.name != node.target.address)
+                # Its lines are read again: its present faults are still to come.
+                and not (node.up and now - node.clock > AWAY_S)
             ]
             # If two agents have one name, return the one that can be followed.
             nodes.sort(key=lambda node: node.clock)
-            before = self._nodes.items()
-            recent = {name: node for name, node in before if now - node.clock < REMOVED_S}
+            recent = {
+                name: node
+                for name, node in self._nodes.items()
+                # On the bus another worker may have the node; its agent may have a new name.
+                if not node.target.node and node.name == name and now - node.clock < REMOVED_S
+            }
             self._nodes = recent | {node.name: node for node in nodes}
             return {name: _condition(node, now) for name, node in self._nodes.items()}
 

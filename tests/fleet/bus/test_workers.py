@@ -422,7 +422,25 @@ def test_a_node_has_its_condition_from_the_worker_that_reads_its_own_lines():
     cluster = TestCluster().cluster
     for who, partition in ((NODE, None), (NODE, 5), (said.Publisher("gpu-2"), 5)):
         cluster.add_node(target_of(who, partition))
-    assert list(Conditions(cast(Any, None), cluster).wanted()) == ["gpu-1"]
+    conditions = Conditions(cast(Any, None), cluster, lambda: NOW)
+    assert list(conditions.wanted()) == ["gpu-1"]
+    node = cluster.nodes["gpu-1"]
+    statuses = []
+    # Its old lines are read again; then it is followed, and at last silent.
+    for node.up, node.clock in ((True, NOW - 500), (True, NOW - 60), (False, NOW - 61)):
+        statuses.append([one.status for one in conditions.wanted().values()])
+    cluster.remove_node("gpu-1")
+    assert (statuses, conditions.wanted()) == ([[], ["True"], ["Unknown"]], {})
+
+
+def test_an_agent_with_a_new_name_no_longer_speaks_for_the_node_of_the_old_one():
+    cluster = TestCluster(TestNode("gpu-1"))
+    conditions = Conditions(cast(Any, None), cluster.cluster, lambda: NOW)
+    for name in ("gpu-1", "gpu-2"):
+        cluster.nodes[0].name = name
+        cluster.cluster.nodes["gpu-1:9400"].begin()
+        cluster.hear()
+        assert list(conditions.wanted()) == [name]
 
 
 @pytest.mark.parametrize(
