@@ -12,7 +12,7 @@ from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_fleet.jobs import FleetJob
+from warpwatch_fleet.jobs import FleetJob, ident_of
 from warpwatch_fleet.memory import SAVE_INTERVAL_S, SavedJob
 from warpwatch_fleet.node import REPORTS_AWAITED_S, Node, NodeNames
 from warpwatch_fleet.targets import Target
@@ -257,8 +257,10 @@ class Cluster:
 
     def _raised_by_agents(self, job: FleetJob, found: Anomaly) -> bool:
         """Return whether an agent has opened this before the fleet evaluated the job."""
+        # What an agent continues of an earlier fleet, it closes with the first lease.
+        of_fleet = ident_of(job.id, found).removeprefix(found.id)
         return any(
-            node.has_active(found, name)
+            node.has_active(found, name, of_fleet)
             for address, name in job.nodes.items()
             if (node := self.nodes.get(address))
         )

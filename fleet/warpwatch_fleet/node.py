@@ -285,12 +285,16 @@ class Node:
         put_newest(self._anomalies, anomaly.id, anomaly, MAX_ANOMALIES)
         self._unreported_anomalies.discard(anomaly.id)
 
-    def has_active(self, found: Anomaly, job: JobId) -> bool:
-        """Return whether it has raised the same; ``job``: as it is called there."""
+    def has_active(self, found: Anomaly, job: JobId, of_fleet: str) -> bool:
+        """Return whether it has raised the same; ``job``: as it is called there.
+
+        of_fleet: the end of the ids that are not its own.
+        """
         return any(
             one.kind == found.kind
             and one.job_id == job
             and one.end_time is None
+            and not one.id.endswith(of_fleet)
             and (one.kind != "straggler" or one.rank == found.rank)
             for one in self._anomalies.values()
         )

@@ -15,7 +15,7 @@ from tests.manual_clock import ManualClock
 from warpwatch._version import __version__
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_fleet.agent_link import AgentError
-from warpwatch_fleet.jobs import RecordMerger
+from warpwatch_fleet.jobs import RecordMerger, ident_of
 from warpwatch_fleet.memory import JobStateStore
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
@@ -563,6 +563,14 @@ def test_what_an_agent_raised_while_no_fleet_judged_stays_its_own(two):
     train(two, 200)
     train(two, 60, slow=1.4)
     assert two.raised() == []
+
+
+def test_a_fleet_without_its_state_opens_anew_what_an_agent_continues_of_it(two):
+    train(two, 300)
+    own = found_by_agent("straggler", time=two.now, rank=3, owner=OWNER, job="llama", run="41")
+    two.nodes[1].stream.put_anomaly(replace(own, id=ident_of(two.job().id, own)))
+    train(two, 60, slow=1.4)
+    assert two.raised() == ["straggler"]
 
 
 def test_what_a_job_does_while_a_node_is_away_is_not_kept_for_ever(two, monkeypatch):
