@@ -311,9 +311,7 @@ class Fleet:
                 time=now,
                 version=__version__,
                 hostname=self._hostname,
-                devices=tuple(
-                    one for node in self._cluster.agents() for one in node.samples.values()
-                ),
+                devices=tuple(one for node in self._cluster.agents() for one in node.devices()),
                 sources=tuple(node.health(now) for node in self._cluster.agents()),
                 jobs=tuple(job.state() for job in self._cluster.jobs.values()),
                 anomalies=tuple(sorted(self._cluster.anomalies(), key=lambda one: one.time)),

@@ -258,6 +258,7 @@ class Node:
 
     def await_reports(self, now: float) -> None:
         """Await a new report of all that is live: lines were lost, or the agent was restarted."""
+        self.samples.clear()
         self.unreported, self.gap_at = set(self._ranks), now
         active = {name for name, one in self._anomalies.items() if one.end_time is None}
         self._unreported_anomalies = active
@@ -368,6 +369,12 @@ class Node:
         self.samples[name] = DeviceSample(
             device, time, values, reading.up, reason, source=self.name
         )
+
+    def devices(self) -> Iterator[DeviceSample]:
+        """Yield the newest samples; like a daemon's they are stale once they are no longer read."""
+        for one in self.samples.values():
+            is_stale = one.up and not self.up
+            yield replace(one, values={}, up=False, reason="stale") if is_stale else one
 
     def _keep_run(self, run: RunSummary) -> None:
         owner = self.target.owner

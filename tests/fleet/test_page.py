@@ -16,6 +16,7 @@ from tests.fleet.shown import crowded_state, fleet, fleet_state, node, server, w
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import status, top_screen
 from warpwatch_daemon.cli.top_screen import Top, TopClient
+from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_fleet.page import heatmap, nodes
 from warpwatch_serving.bodies import PageFilters
 from warpwatch_serving.page.findings import headline
@@ -200,7 +201,10 @@ async def fits_80_columns(app: Top) -> None:
 def test_the_headline_says_what_the_fleet_does_not_see(golden):
     well, slow = fleet_state(6, 2, None), fleet_state(6, 2, 4)
     new = replace(node(1)[0], up=False, reason="not asked yet")
-    away = [node(n, up=False) for n in range(1, 6)]
+    lost = (node(n, up=False) for n in range(1, 6))
+    away = [
+        (agent, [replace(one, up=False, reason="stale") for one in gpus]) for agent, gpus in lost
+    ]
     behind = [node(n, late_s=200.0) for n in range(6, 9)]
     in_time = [node(n) for n in range(9, 20)]
     states = {
@@ -225,7 +229,13 @@ def test_of_a_device_what_the_page_shows_is_kept():
     }
     agent.say(*(DeviceReading(NOW, one.device.uuid, {**one.values, **many}) for one in node(1)[1]))
     cluster.hear()
-    kept = cluster.cluster.nodes[agent.address].samples
+    followed = cluster.cluster.nodes[agent.address]
+    kept = {one.device.uuid: one for one in followed.devices()}
     assert list(kept) == [f"GPU-001-{index}" for index in range(8)]
     assert {gpu.tone for gpu in nodes.gpus(tuple(kept.values()), NOW)} == {"busy"}
     assert all(0 < len(sample.values) < 10 for sample in kept.values())
+    followed.up = False
+    assert {(one.up, one.reason) for one in followed.devices()} == {(False, "stale")}
+    agent.stream = RecordStream()
+    cluster.hear()
+    assert followed.samples == {}

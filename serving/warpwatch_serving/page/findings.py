@@ -111,7 +111,8 @@ def _worst(state: State) -> Headline:
         count = plural(len(active), "anomaly", "anomalies")
         worst = text(sentence(active[0], state.hostname), MAX_CHARS)
         return Headline(active[0].severity, f"{count}: {worst}")
-    down = [sample for sample in state.devices if not sample.up]
+    away = {one.name for one in state.sources if one.lag_s is not None and not one.up}
+    down = [one for one in state.devices if not one.up and one.source not in away]
     if down:
         return Headline("critical", _down(down, state))
     dead = [rank for rank in state.ranks if rank.status not in ("running", "exited")]
