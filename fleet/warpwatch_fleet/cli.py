@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ def main(argv: Sequence[str]) -> int:
         "serve HTTP. The section `fleet` of the configuration says where the agents are.",
         "warpwatch fleet --config /etc/warpwatch/warpwatch.yaml",
     )
+    # By default the signal with which a daemon reloads would end the fleet without a word.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     command_line.add_config(command)
     command.add_argument(
         "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"]

@@ -162,7 +162,6 @@ class Fleet:
         self._start_loops()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.server.stop())
-        # By default the signal with which a daemon reloads would end the fleet without a word.
         signal.signal(signal.SIGHUP, lambda *_: logger.warning(_NO_RELOAD))
         if not self.server.trouble:
             logger.info("listening on %s:%d", *self.server.address)

@@ -17,6 +17,7 @@ from tests.fleet.kubernetes.conftest import helm4, objects, parts, played, stand
 from tests.fleet.kubernetes.stand_in import StandIn
 from tests.loop.node import ROOT, poll
 from tests.waiting import DEADLINE_S, eventually
+from warpwatch_daemon.cli import main
 from warpwatch_daemon.demo.processes import free_port
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.fleet import Fleet
@@ -109,6 +110,13 @@ def check_cluster(server: StandIn, injection: str) -> None:
     assert outcome == "refused_no_rank"
     with http_client(f"https://{injection}") as http:
         assert http.get("/inject").status_code == 405
+
+
+@pytest.mark.parametrize("command", ["daemon", "fleet"])
+def test_a_signal_to_reload_does_not_end_a_process_that_starts(command, tmp_path):
+    before = signal.getsignal(signal.SIGHUP)
+    assert main([command, "--config", str(tmp_path)]) == 2
+    assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
 
 
 @pytest.mark.parametrize("key", ["listen", "token_file", "web_config"])

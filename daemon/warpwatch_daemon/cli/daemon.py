@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ def main(argv: Sequence[str]) -> int:
         "capture and diagnose, serve HTTP. SIGHUP reloads the configuration.",
         "warpwatch daemon --config /etc/warpwatch/warpwatch.yaml",
     )
+    # By default a reload that is requested too early would end the process.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     command_line.add_config(command)
     command.add_argument(
         "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"]
