@@ -157,10 +157,11 @@ class DetectorStatus:
         sees, effect = self.sees, self.effect
         if sees is not None and effect is not None:
             object.__setattr__(self, "blind", sees > effect)
-        object.__setattr__(self, "text", "; ".join(self._parts()))
+        tail = "".join(f"; {part}" for part in self._parts())
+        # If another process has sent it, it has its tail already.
+        object.__setattr__(self, "text", self.text.removesuffix(tail) + tail)
 
     def _parts(self) -> Iterator[str]:
-        yield self.text
         if self.nearest is not None:
             at = f" at step {self.nearest_step}" if self.nearest_step is not None else ""
             yield f"came to {self.nearest:.2f} of its limit{at}"

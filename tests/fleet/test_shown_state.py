@@ -4,11 +4,13 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from prometheus_client import generate_latest
 
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, run, seen, step
 from tests.golden_lines import line
 from warpwatch._version import __version__
+from warpwatch_fleet.bus.fleet import WorkerDetails
 from warpwatch_fleet.series import Series
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
@@ -61,15 +63,17 @@ def test_all_that_is_known_of_two_nodes_is_golden(golden_case):
     ranks = [
         replace(rank, recent_s=rank.recent_s[-3:]) for rank in job.ranks(state.names(), cluster.now)
     ]
-    statuses, suppressed = state.detector_statuses()
+    # As another worker gets them.
+    sent = msgspec.msgpack.encode(WorkerDetails((), *state.detector_statuses()))
+    details = msgspec.msgpack.decode(sent, type=WorkerDetails)
     known = {
         "job": [job.state()],
         "rank": ranks,
         "node": [node.health(cluster.now + 3) for node in state.nodes.values()],
         "device": [{"is": str(one)} for n in state.nodes.values() for one in n.samples.values()],
         "anomaly": cluster.anomalies(),
-        **statuses,
-        "suppressed": suppressed,
+        **details.detectors,
+        "suppressed": details.suppressed,
         "run": [json.loads(part.encoded) for node in state.nodes.values() for part in node.runs()],
     }
     lines = [line(name, one) for name, some in known.items() for one in some]
