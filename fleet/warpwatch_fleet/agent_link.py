@@ -89,6 +89,7 @@ class HttpLinks:
         else:
             # It is not used, but without it each client makes one of its own.
             self.scheme, self.verify = "http", ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._config, self._changed_at = config, 0
         self._token_files = config.token_files
         for path in self._token_files.values():
             read_token(path, _TOKEN)
@@ -103,6 +104,15 @@ class HttpLinks:
             follow_redirects=False,
             trust_env=False,
         )
+
+    async def renew(self) -> None:
+        """Verify new connections by a changed ``ca_file``; keep the old one if that fails."""
+        file, old = self._config.ca_file, self.client
+        with contextlib.suppress(OSError, UsageError):
+            if file is not None and (changed_at := file.stat().st_mtime_ns) != self._changed_at:
+                self.verify, self._changed_at = self._config.context("fleet.agents"), changed_at
+                self.client = self.new_client()
+                await old.aclose()
 
     def headers(self, target: Target) -> dict[str, str]:
         """Return the headers of a request; a tenant's own agent is sent its own token at most."""

@@ -149,7 +149,8 @@ class HttpSource(FleetSource):
         self._memory = JobStateStore(own.state_dir, fail=unsaved)
         self.view = Cluster(config.detection, config.anomalies, self._memory.load())
         self._follower = AgentFollower(self._targets, self.links, self.view)
-        self.rounds = ((TARGETS_INTERVAL_S, self._follower.refresh),)
+        rounds = (self._follower.refresh, self.links.renew)
+        self.rounds = tuple((TARGETS_INTERVAL_S, one) for one in rounds)
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ import ipaddress
 import logging
 import os
 import socket
-import ssl
 import struct
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Iterable
@@ -24,6 +23,7 @@ from starlette.types import ASGIApp, Message
 
 from warpwatch_devices.attribution.control_groups import read_owner
 from warpwatch_devices.processes import overflow_uid
+from warpwatch_serving.web_config import Tls
 from warpwatch_telemetry.newest import NewestMap
 
 logger = logging.getLogger(__name__)
@@ -273,7 +273,7 @@ class Connections:
     """
 
     app: ASGIApp
-    tls: ssl.SSLContext | None = None
+    tls: Tls | None = None
     most_of_others: int = MAX_OF_OTHERS
     most_of_peer: int = MAX_OF_PEER
     rates: PeerRates = field(default_factory=lambda: PeerRates(MAX_PEERS))
@@ -305,7 +305,8 @@ class Connections:
             writer.transport.abort()
 
     async def _open(self, peer: Peer, accepted: socket.socket) -> tuple[StreamReader, StreamWriter]:
-        loop, tls = asyncio.get_running_loop(), None if peer.on_socket else self.tls
+        loop = asyncio.get_running_loop()
+        tls = None if peer.on_socket or self.tls is None else self.tls.context
         reader = StreamReader(PART_BYTES, loop)
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=tls)

@@ -18,14 +18,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from warpwatch_runtime.supervisor import Pause
-from warpwatch_serving import web_config
 from warpwatch_serving.access import Keys
 from warpwatch_serving.backend import ApiBackend
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.connection import Connections, identify
 from warpwatch_serving.page.endpoint import PageEndpoint
 from warpwatch_serving.routes import Routes, create_app, only_common_routes
-from warpwatch_serving.web_config import BasicAuth, Tls, WebConfig
+from warpwatch_serving.web_config import BasicAuth, Tls, WebConfig, load
 from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -128,7 +127,7 @@ class Server:
         sessions: Keys | None = None,
     ) -> None:
         try:
-            web = web_config.load(config.web_config) if config.web_config else WebConfig()
+            web = load(config.web_config) if config.web_config else WebConfig()
             self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
             basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
         except UsageError as error:
@@ -138,7 +137,7 @@ class Server:
             sessions=sessions,
         )  # fmt: skip
         self._local: Path | None = None
-        self._connections = Connections(self.app, self._tls.context if self._tls else None)
+        self._connections = Connections(self.app, self._tls)
         self._listeners = Listeners(self._each_second)
         # From any thread or a signal handler, also before ``run``.
         self.stop = self._listeners.stop

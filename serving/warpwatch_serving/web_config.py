@@ -76,29 +76,33 @@ class Tls:
     def __init__(self, config: TlsServerConfig) -> None:
         """Load the certificate. Raises UsageError if a file cannot be used."""
         self._config = config
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = _VERSIONS[config.min_version]
-        self.context.maximum_version = _VERSIONS[config.max_version]
         _check_client_auth(config)
         try:
             self._version = self._files()
-            self.context.load_cert_chain(config.cert_file, config.key_file)
-            if config.client_ca_file is not None:
-                self.context.load_verify_locations(config.client_ca_file)
+            self.context = self._loaded()
         except (OSError, ssl.SSLError) as error:
             raise UsageError(f"the certificate cannot be used: {error}") from error
-        self.context.verify_mode = _CLIENT_AUTH[config.client_auth_type]
+
+    def _loaded(self) -> ssl.SSLContext:
+        """Return a context with the files as they are now. Raises OSError, SSLError."""
+        config = self._config
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = _VERSIONS[config.min_version]
+        context.maximum_version = _VERSIONS[config.max_version]
+        context.load_cert_chain(config.cert_file, config.key_file)
+        if config.client_ca_file is not None:
+            context.load_verify_locations(config.client_ca_file)
+        context.verify_mode = _CLIENT_AUTH[config.client_auth_type]
+        return context
 
     def renew(self) -> None:
-        """Use a changed certificate for new connections; keep the old one if that fails."""
+        """Use changed files for new connections; keep the old ones if that fails."""
         version = self._files()
         if version == self._version:
             return
         self._version = version
         try:
-            # One that does not match its key must not get into the context that serves.
-            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
-                context.load_cert_chain(self._config.cert_file, self._config.key_file)
+            self.context = self._loaded()
             logger.info("reloaded the renewed certificate %s", self._config.cert_file)
         except (OSError, ssl.SSLError) as error:
             logger.warning("reload failed, old certificate kept: %s", error)
@@ -106,7 +110,8 @@ class Tls:
     def _files(self) -> tuple[int, ...]:
         """Return the times of the files, or nothing while one is missing."""
         try:
-            files = (self._config.cert_file, self._config.key_file)
+            own = self._config
+            files = filter(None, (own.cert_file, own.key_file, own.client_ca_file))
             return tuple(os.stat(path).st_mtime_ns for path in files)
         except OSError:
             return ()

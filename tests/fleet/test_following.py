@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.daemon.http.certificates import make_certificate
 from tests.daemon.http.conftest import MemoryAgent, Serve, certified, servers
 from tests.fleet.nodes import NOW, TestCluster, TestNode
 from tests.manual_clock import ManualClock
@@ -98,6 +99,16 @@ def test_an_agent_that_was_found_by_a_name_is_verified_for_it(serve, tmp_path):
     ):
         with pytest.raises(AgentError, match=said):
             followed(config, to, stop)
+
+    async def follow(links: HttpLinks) -> None:
+        (folder / "ca.crt").write_bytes((folder / "tls.crt").read_bytes())
+        await links.renew()
+        await links.link(Target(address, server_name=name)).follow(None, stop)
+
+    # Its authority is renewed while the fleet runs.
+    make_certificate(folder, "ca")
+    with pytest.raises(AgentError, match="401: "):
+        with_agents(AgentsConfig(ca_file=folder / "ca.crt"), follow)
 
 
 def test_lines_come_whole_and_a_cursor_goes_on_where_they_ended(agent, config, to):

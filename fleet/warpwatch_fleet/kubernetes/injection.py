@@ -168,7 +168,7 @@ class InjectionServer:
         self.listener = listen_on(config.listen, "fleet.kubernetes.injection.listen")
         self._listeners = Listeners(tls.renew)
         app = Starlette(routes=[Route("/inject", self._inject, methods=["POST"])])
-        connections = Connections(app, tls.context, MAX_REQUESTS, MAX_REQUESTS)
+        connections = Connections(app, tls, MAX_REQUESTS, MAX_REQUESTS)
         self._listeners.add(self.listener, connections)
 
     async def run_beside(self) -> None:

@@ -5,6 +5,7 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import bcrypt
 import httpx
@@ -133,10 +134,12 @@ def test_a_client_certificate_is_demanded_when_configured(serve, certificates):
 
 def test_a_renewed_certificate_is_taken_up_and_half_of_one_is_not(certificates, tmp_path, caplog):
     caplog.set_level("INFO")
-    crt, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-    crt.write_bytes((certificates / "server.crt").read_bytes())
-    key.write_bytes((certificates / "server.key").read_bytes())
-    tls = web_config.Tls(web_config.TlsServerConfig(cert_file=crt, key_file=key))
+    crt, key, ca = (tmp_path / f"tls.{end}" for end in ("crt", "key", "ca"))
+    for path, name in ((crt, "server.crt"), (key, "server.key"), (ca, "client.crt")):
+        path.write_bytes((certificates / name).read_bytes())
+    files: dict[str, Any] = {"cert_file": crt, "key_file": key, "client_ca_file": ca}
+    config = web_config.TlsServerConfig(**files, client_auth_type="VerifyClientCertIfGiven")
+    tls = web_config.Tls(config)
 
     def logged() -> list[str]:
         caplog.clear()
@@ -149,6 +152,9 @@ def test_a_renewed_certificate_is_taken_up_and_half_of_one_is_not(certificates, 
     assert logged() == ["reload failed"]
     key.write_bytes((certificates / "renewed.key").read_bytes())
     assert logged() == ["reloaded the "]
+    ca.write_bytes((certificates / "renewed.crt").read_bytes())
+    assert logged() == ["reloaded the "]
+    assert tls.context.cert_store_stats()["x509"] == 1
     key.unlink()
     assert logged() == ["reload failed"]
 
