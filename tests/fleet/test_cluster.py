@@ -13,8 +13,11 @@ from tests.cases import cases
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
 from tests.manual_clock import ManualClock
 from warpwatch._version import __version__
+from warpwatch_capturing.regular import RegularJob
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_fleet.agent_link import AgentError
+from warpwatch_fleet.captures.requests import Schedule
+from warpwatch_fleet.config import ScheduleConfig
 from warpwatch_fleet.jobs import RecordMerger, ident_of
 from warpwatch_fleet.memory import JobStateStore
 from warpwatch_fleet.targets import Target
@@ -57,7 +60,10 @@ def test_replicas_of_a_server_on_two_nodes_are_jobs_of_one_name():
     assert set(states) == {("serve", "chat-0"), ("serve", "chat-1")}
     first = states["serve", "chat-0"]
     assert first.world_size == 2
-    assert set(first.computing_ranks()) == {0}
+    schedule = Schedule((ScheduleConfig(job="chat", every=3600),), cluster.cluster)
+    due = schedule.due(RegularJob(first.id, first.names()), (), NOW + 3600)
+    assert due is not None
+    assert due.ranks == (0,)
     served = [rank.serve for rank in first.ranks({}, 0.0)]
     assert [(one.role, one.running, one.kv_usage) for one in served] == [
         ("rank", None, None),

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from warpwatch_capturing.participant import LiveJob, find_job
 from warpwatch_detection.anomalies.tracked import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_fleet.agent_link import AgentError, read_answer
@@ -242,6 +243,10 @@ class WorkerFleet(Fleet):
 
     def request_capture(self, request: CaptureRequest) -> Capture:
         """Start a capture at the worker that evaluates the job."""
+        if not request.owner:
+            # Each worker would start one for its own job of this name.
+            jobs = (LiveJob(one.job_id, (0,), one.world_size) for one in self.overview().jobs)
+            request = replace(request, owner=find_job(jobs, replace(request, ranks=None)).id.owner)
         try:
             return super().request_capture(request)
         except Refused as refused:

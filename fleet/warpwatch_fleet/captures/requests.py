@@ -291,7 +291,7 @@ class Schedule:
         schedule = self._schedule(job.id)
         with self._cluster.lock:
             found = self._cluster.jobs.get(job.id)
-            live, began = (found.live_ranks(), found.begin_time) if found else ({}, now)
+            live, began = (found.computing_ranks(), found.begin_time) if found else ({}, now)
         own = [one for one in taken if one.request.trigger == "schedule"]
         times = [one.time for one in own if one.outcome in (None, "complete", "partial")]
         if schedule is None or not live or now - max([began, *times]) < schedule.every:

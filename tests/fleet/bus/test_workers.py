@@ -47,8 +47,10 @@ from warpwatch_serving.answers import HttpError
 from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.alerts import Alert, NotReadyError
 from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import CaptureRequest
+from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.state import State
+from warpwatch_telemetry.state import JobState, State
 
 STEPS = 300
 SLOW_FROM = 200
@@ -494,6 +496,10 @@ def test_an_alert_is_of_a_rank_and_of_a_capture_that_another_worker_has(tmp_path
     fleet._views.of = {"other": WorkerView(State(NOW, "1", "w", captures=(known,)))}
     (found,) = fleet.receive_alerts(firing, "")
     assert (found.outcome, found.capture_id) == ("duplicate", states.CAPTURE.id)
+    jobs = tuple(JobState("llama", 2, ("0", "1"), owner=owner) for owner in ("ns/a", "ns/b"))
+    fleet._views.of = {"other": WorkerView(State(NOW, "1", "w", jobs=jobs))}
+    with pytest.raises(Refused, match="a job of each of ns/a, ns/b; name the owner"):
+        fleet.request_capture(CaptureRequest("llama", "torch", "manual"))
     fleet.server.stop()
     fleet.server.run()
 
