@@ -117,7 +117,7 @@ class Conditions:
         now, left, refused = self._wall(), MAX_PER_ROUND, None
         wanted = self.wanted()
         self.known = {name: one for name, one in self.known.items() if name in wanted}
-        for name, condition in wanted.items():
+        for name, condition in sorted(wanted.items(), key=self._turn):
             known = self.known.get(name)
             is_old = known is None or now - known.read_at > KNOWN_S
             if left > 0 and is_old:
@@ -132,6 +132,11 @@ class Conditions:
                     refused = error
         if refused is not None:
             raise refused
+
+    def _turn(self, one: tuple[str, Condition]) -> tuple[bool, float]:
+        """Return the order of a node: first the changed conditions, then the oldest read."""
+        known = self.known.get(one[0])
+        return (True, 0.0) if known is None else (known.condition in (one[1], None), known.read_at)
 
     async def _read(self, name: str, now: float) -> KnownNode:
         """Read a node; one that the cluster does not have is skipped until the next read."""
@@ -243,10 +248,15 @@ class Taints:
                 await self._change(node, None)
                 tainted.discard(name)
                 self._say(name, "Untainted", f"the taint {KEY} is gone: the node is well again")
-        self._would = {name for name in self._would if not self._is_over(name, wanted.get(name))}
+        for name in list(self._would):
+            if name not in wanted or self._is_over(name, wanted[name]):
+                self._would.remove(name)
+                del self._last_events[name]
         count = len(tainted) + len(self._would) + of_others
         for name, condition in wanted.items():
-            if condition.status != "False" or name in marked.keys() | self._would:
+            known = self._conditions.known.get(name)
+            is_there = known is not None and known.condition is not None
+            if condition.status != "False" or name in marked.keys() | self._would or not is_there:
                 continue
             if await self._serve(name, condition, count):
                 count += 1

@@ -10,6 +10,7 @@ from tests.fleet.kubernetes.told import Told, fault
 from tests.fleet.nodes import NOW
 from warpwatch_fleet.kubernetes.api import KubernetesError
 from warpwatch_fleet.kubernetes.conditions import KEY
+from warpwatch_fleet.targets import Target
 
 OTHER = {"key": "team", "value": "a", "effect": "NoSchedule"}
 OWN = {"key": KEY, "value": "Xid", "effect": "NoSchedule"}
@@ -69,6 +70,22 @@ def test_a_dry_run_taints_nothing_and_says_what_it_would_do(server: ApiServer) -
     assert told.taints() == told.taints("gpu-2") == []
     assert {"WouldTaint", "NotTainted"} <= told.reasons()
 
+    def leave() -> None:
+        told.cluster.cluster.set_targets({told.nodes[1].address: Target(told.nodes[1].address)})
+        told.cluster.now += 3601
+        told.cluster.hear(told.nodes[1])
+
+    told.rounds(2, leave)
+    events = [one for one in server.events() if one["reason"] == "WouldTaint"]
+    assert {one["involvedObject"]["name"] for one in events} == {NODE, "gpu-2"}
+
+
+def test_a_changed_condition_comes_before_those_that_are_read_again(told, monkeypatch):
+    monkeypatch.setattr("warpwatch_fleet.kubernetes.conditions.MAX_PER_ROUND", 2)
+    monkeypatch.setattr("warpwatch_fleet.kubernetes.conditions.KNOWN_S", -1.0)
+    told.rounds(3, lambda: (told.find(fault(), node=1), told.cluster.hear()))
+    assert told.condition("gpu-2")["status"] == "False"
+
 
 def test_one_node_is_tainted_by_its_fault_and_free_when_it_is_well_again(told, golden):
     put_taint(told, OTHER)
@@ -115,6 +132,7 @@ def test_a_taint_that_a_person_took_away_or_put_there_is_left_alone(told: Told) 
 def test_a_node_that_the_cluster_does_not_have_is_asked_for_again_much_later(stand_in):
     told = Told(stand_in, **TAINTS)
     stand_in.ask("DELETE", "/api/v1/nodes/gpu-2")
+    told.find(fault(), node=1)
 
     def later() -> None:
         told.cluster.now += 300
