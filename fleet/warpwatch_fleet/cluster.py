@@ -101,6 +101,13 @@ class Cluster:
         self.node_names.release(node)
         self.refused += node.refused
 
+    def end_ranks(self, address: str, now: float) -> None:
+        """End the live ranks of an agent that does not come back."""
+        for job in self.jobs.values():
+            for rank, node in job.live_ranks().items():
+                if node == address:
+                    job.feed(address, End(now, rank=rank, **job.nodes[address].fields()))
+
     def agents(self) -> Iterator[Node]:
         """Yield each agent once: on the bus, its records of jobs are apart."""
         return (node for node in self.nodes.values() if node.target.partition is None)

@@ -39,7 +39,7 @@ LIVE_INTERVAL_S = 20.0
 _PATH = re.compile(r"leases|captures|captures/prepare|captures/[\w-]{1,64}/(cancel|[\w.#-]{1,200})")
 _ANOMALY = b'{"type":"anomaly"'
 _CLOCK = re.compile(rb'\{"type":"clock"[^\n]*\n')
-_GAP = re.compile(rb'{"type":"gap","lost":(\d+)}')
+_GAP = re.compile(rb'\{"type":"gap"(?:,"lost":(\d+))?\}')
 # Half a minute of the lines of an agent with many short steps.
 MAX_ANSWER_BYTES = 64 * 2**20
 
@@ -47,8 +47,9 @@ MAX_ANSWER_BYTES = 64 * 2**20
 class RecordPublisher:
     """Publishes the stream's lines: those of a job to its partition, those of the node to nodes.
 
-    Faults of devices go to the partitions of the jobs that run here, too. Lines that were not
-    published are sent again; while the bus is away, the stream's buffer fills and drops the oldest.
+    Faults of devices go to the partitions of the jobs that run here, too, and a gap to those of
+    the jobs that have run here. Lines that were not published are sent again; while the bus is
+    away, the stream's buffer fills and drops the oldest.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class RecordPublisher:
         self._boot = os.urandom(8).hex()
         self._count = 0
         self._live_at = self._clock_at = float("-inf")
+        # The partitions that have records of this node.
+        self._published: set[int] = set()
         # Subject, lines and id of messages that are not published yet.
         self._unsent: deque[tuple[str, bytes, str]] = deque()
         count = metrics.counter("bus_messages_total")
@@ -123,8 +126,11 @@ class RecordPublisher:
                 by_partition.setdefault(key % PARTITIONS, []).append(line)
                 continue
             of_node.append(line)
-            if lost := _GAP.match(line):
-                self._lost.inc(int(lost[1]))
+            if gap := _GAP.match(line):
+                self._lost.inc(int(gap[1] or 0))
+                # The end of a job may be among the lost lines.
+                for partition in self._published:
+                    by_partition.setdefault(partition, []).append(line)
             if line.startswith(_ANOMALY):
                 for partition in own:
                     by_partition[partition].append(line)
@@ -136,6 +142,7 @@ class RecordPublisher:
             for partition, own_lines in by_partition.items()
             if own_lines or is_due
         }
+        self._published |= by_partition.keys()
         if of_node or is_due:
             found[bus_messages.node_subject(self._who)] = of_node
         return found

@@ -170,13 +170,14 @@ class Partition:
             self.load = FORGETTING * self.load + (1 - FORGETTING) * lines / since_s
 
     def note_silent(self) -> None:
-        """Note which nodes are silent, and forget those that are it for long."""
+        """Note which nodes are silent, end the ranks of those silent for long, and forget these."""
         now = self._monotonic()
         with self._cluster.lock:
             for address, (_, at) in list(self._received.items()):
                 node = self._cluster.nodes[address]
                 if now - at > NODE_KEPT_S:
                     del self._received[address]
+                    self._cluster.end_ranks(address, self.time)
                     self._cluster.remove_node(address)
                 elif now - at > SILENT_S:
                     node.up, node.reason = False, f"no record of it for {SILENT_S:.0f} s"

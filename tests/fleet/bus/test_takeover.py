@@ -1,17 +1,22 @@
-"""A partition's messages in another order: read again by the next worker, or from two readers."""
+"""A partition's messages in another order, read again by the next worker, or lost."""
 
 import asyncio
 import math
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from tests.fleet.nodes import NOW, TestCluster, seen, step
+from tests.fleet.nodes import NOW, TestCluster, end, seen, step
+from tests.manual_clock import ManualClock
+from warpwatch_daemon.for_fleet.bus import RecordPublisher
+from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.bus.partition import Head, Partition
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
+from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.bus import Bucket, StreamMessage
 from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.log import encode_line
@@ -118,6 +123,31 @@ def test_a_hang_during_a_takeover_is_one_anomaly(replaced_at):
 @pytest.mark.parametrize(("ahead_s", "found"), [(0, 2), (12, 2), (30, 0)])
 def test_a_job_is_evaluated_though_its_records_are_read_later_than_the_nodes(ahead_s, found):
     assert len(asyncio.run(played(math.inf, ahead_s))) == found
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_rank_whose_end_was_lost_ends_after_a_gap_or_with_its_node(returns):
+    cluster, clock = TestCluster().cluster, ManualClock(wall=NOW)
+    partition = Partition(NUMBER, cluster, cast(Bucket, Memory()), "w", clock.monotonic)
+
+    async def publish(subject: str, content: bytes, ident: str) -> None:
+        if said.read_subject(subject)[1] == NUMBER:
+            partition.feed(StreamMessage(subject, ident, content, clock.wall()))
+
+    bus, who = cast(Any, SimpleNamespace(publish=publish)), said.Publisher("gpu-0")
+    stream, times = RecordStream(clock.monotonic), (clock.monotonic, clock.wall)
+    publisher = RecordPublisher(stream, bus, who, "0.3.0", AgentMetrics(), *times)
+    stream.put([RUN])
+    asyncio.run(publisher.advance())
+    (job,) = cluster.jobs.values()
+    stream.put([end(0, NOW)])
+    clock.advance(700 if returns else 3700)
+    if returns:
+        asyncio.run(publisher.advance())
+    partition.note_silent()
+    assert job.members[0].is_live == returns
+    partition.feed(of_a_node(clock.wall() + 60))
+    assert not job.live_ranks()
 
 
 def test_lines_that_are_read_again_are_no_load():
