@@ -125,8 +125,9 @@ class FleetJob:
             self.members[seen.rank] = Member(node, seen)
         else:
             before.status = "running"
-            device, parallel = seen.device or before.seen.device, seen.parallel
-            before.seen = msgspec.structs.replace(before.seen, device=device, parallel=parallel)
+            # Its process may be a new one, in another pod.
+            device = seen.device or before.seen.device
+            before.seen = msgspec.structs.replace(seen, device=device)
         # Scheduler and front end of a server come after its workers.
         serves = seen.kind == "serve"
         self.world_size = max(seen.world_size, self.world_size if serves else 0)

@@ -30,6 +30,8 @@ def straggler(**fields: Any) -> Anomaly:
 
 def in_pods(told: Told) -> None:
     for rank, node in enumerate(told.nodes, 1):
+        # The process is not the first one of its rank.
+        node.say(seen(rank, world=3, pod="llama-0", pod_uid="0a1b", time=NOW - 60))
         node.say(seen(rank, world=3, pod=f"llama-{rank}", pod_uid=f"0a1b-{rank}"))
 
 
