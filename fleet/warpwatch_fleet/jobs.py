@@ -152,6 +152,8 @@ class FleetJob:
             member = self.members.get(one.rank if one.rank is not None else -1)
             if member is None or member.node != node:
                 continue
+            if isinstance(one, Step) and member.has_counted(one):
+                continue
             member.feed(one)
             # After a restart, all lines of a node may come before those of the next one.
             if self.is_evaluated or not self.is_resumed:
@@ -433,6 +435,13 @@ class Member:
     @property
     def is_live(self) -> bool:
         return self.status in ("running", "stopped")
+
+    def has_counted(self, step: Step) -> bool:
+        """Return whether the step is read again, of an agent that was no target for a while."""
+        last = self.last_step_time
+        if last is None or self.step is None or step.time >= last + SAME_S:
+            return False
+        return step.time <= last - SAME_S or step.step <= self.step
 
     def feed(self, record: JobRecord) -> None:
         if isinstance(record, Step):
