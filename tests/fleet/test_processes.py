@@ -43,6 +43,8 @@ class PlayedLink(AgentLink):
         return asdict(TAKEN)
 
     def download(self, path: str) -> Iterator[bytes]:
+        if self.refusal is not None:
+            raise self.refusal
         yield path.encode()
 
 
@@ -120,6 +122,9 @@ def test_two_workers_answer_as_one(tmp_path, stack):
     chunks = first.capture_file(TAKEN.id, "rank0.gz", None)
     assert b"".join(chunks) == f"captures/{TAKEN.id}/rank0.gz".encode()
     assert first.capture_file(TAKEN.id, "rank1.gz", None) is None
+    second._source.links.refusal = AgentError("away")
+    with pytest.raises(Refused, match="gpu-1: away"):
+        first.capture_file(TAKEN.id, "rank0.gz", None)
     second._source.links.refusal = Refused("refused_busy", "rank 0 is being captured")
     with pytest.raises(Refused, match="gpu-1: rank 0 is being captured") as refused:
         asyncio.run(request(ASKED))

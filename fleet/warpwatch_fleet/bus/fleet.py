@@ -129,16 +129,16 @@ class WorkerFleet(Fleet):
             return await asyncio.to_thread(self._own_view)
         if operation == "details":
             return await asyncio.to_thread(self._own_details)
-        if operation == "capture":
-            request = msgspec.json.decode(body, type=CaptureRequest)
-            try:
+        try:
+            if operation == "capture":
+                request = msgspec.json.decode(body, type=CaptureRequest)
                 capture = await asyncio.to_thread(super().request_capture, request)
-            except Refused as refused:
-                error = {"reason": refused.reason, "detail": str(refused)}
-                return b"409" + json.dumps({"error": error}).encode()
-            return b"202" + msgspec.json.encode(capture)
-        if operation == "file":
-            return await asyncio.to_thread(self._own_file, *json.loads(body))
+                return b"202" + msgspec.json.encode(capture)
+            if operation == "file":
+                return await asyncio.to_thread(self._own_file, *json.loads(body))
+        except Refused as refused:
+            error = {"reason": refused.reason, "detail": str(refused)}
+            return b"409" + json.dumps({"error": error}).encode()
         return b"404{}"
 
     def _own_view(self) -> bytes:
@@ -267,10 +267,17 @@ class WorkerFleet(Fleet):
         self, capture_id: str, name: str, owner: str | None
     ) -> Path | Iterator[bytes] | None:
         found = super().capture_file(capture_id, name, owner)
-        if found is None:
-            replies = self._replies("file", [capture_id, name, owner])
-            found = next((iter((one[3:],)) for one in replies if one.startswith(b"200")), None)
-        return found
+        if found is not None:
+            return found
+        replies = self._replies("file", [capture_id, name, owner])
+        for reply in replies:
+            if reply.startswith(b"200"):
+                return iter((reply[3:],))
+        for reply in replies:
+            if reply.startswith(b"409"):
+                # Raises the refusal of the worker that knows the file.
+                read_answer(409, reply[3:])
+        return None
 
 
 class SharedSessions(Keys):
