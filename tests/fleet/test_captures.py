@@ -215,6 +215,12 @@ def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(
     (capture,) = taken(fleet, 1.0, times=2)
     assert (capture.outcome, capture.request.trigger) == ("complete", "schedule")
     assert [rank.rank for rank in capture.ranks] == [0, 1, 2]
+    schedule = Schedule((SCHEDULE,), fleet.cluster)
+    (job,) = schedule.jobs(capture.time)
+    assert schedule.due(job, [capture], capture.time) is None
+    # Nodes forget it before the next one is due.
+    due = [schedule.due(job, [], capture.time + after_s) for after_s in (3599.0, 3600.0)]
+    assert [one is not None for one in due] == [False, True]
     for agent in fleet.agents:
         (own,) = agent.captures()
         assert (own.request.trigger, own.request.steps) == ("schedule", 2)

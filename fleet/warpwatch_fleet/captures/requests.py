@@ -273,9 +273,13 @@ class Schedule:
     def __init__(self, schedules: Sequence[ScheduleConfig], cluster: Cluster) -> None:
         self._schedules = schedules
         self._cluster = cluster
+        # When each job was captured last: its nodes forget that after MAX_CAPTURES of any job.
+        self._captured_at: dict[JobId, float] = {}
 
     def jobs(self, now: float) -> Iterable[RegularJob]:
         with self._cluster.lock:
+            known = self._cluster.jobs
+            self._captured_at = {job: at for job, at in self._captured_at.items() if job in known}
             return [
                 RegularJob(job.id, job.names())
                 for job in self._cluster.jobs.values()
@@ -294,7 +298,9 @@ class Schedule:
             live, began = (found.computing_ranks(), found.begin_time) if found else ({}, now)
         own = [one for one in taken if one.request.trigger == "schedule"]
         times = [one.time for one in own if one.outcome in (None, "complete", "partial")]
-        if schedule is None or not live or now - max([began, *times]) < schedule.every:
+        last = max([began, self._captured_at.get(job.id, began), *times])
+        self._captured_at[job.id] = last
+        if schedule is None or not live or now - last < schedule.every:
             return None
         return CaptureRequest(
             **job.id.fields(),
