@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.daemon.captures.capture_node import TRAIN
 from tests.daemon.http.conftest import CAPTURE
 from tests.fleet.capturing import PlayedFleet
@@ -98,18 +99,7 @@ def test_a_capture_is_taken_once_and_its_status_says_what_came_of_it(asked: Aske
     assert asked.taken() == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("spec", "outcome", "detail"),
-    [
-        ({"job": "other"}, "refused_no_rank", "running jobs: train"),
-        ({"job": "train", "ranks": [9]}, "refused_no_rank", "has no running rank 9"),
-        (
-            {"job": "train", "kind": "memory", "options": ["stacks"]},
-            "refused_invalid",
-            "options: kind torch has them, memory has none",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("spec", "outcome", "detail"), cases(__file__)["refused"])
 def test_what_cannot_be_captured_has_a_reason_in_one_line(asked, spec, outcome, detail):
     asked.apply(**spec)
     status = asked.until()

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.cases import cases
 from tests.fleet.kubernetes.api_server import certificate
 from tests.fleet.kubernetes.webhook import BOOTSTRAP, GPU, LABELS, Served, env_of, pod_of
 from tests.helm import chart
@@ -45,10 +46,7 @@ def test_the_examples_over_nodes_and_of_a_server_need_a_label_alone(served: Serv
         assert (environ["WARPWATCH"], environ["PYTHONPATH"]) == ("1", BOOTSTRAP)
 
 
-@pytest.mark.parametrize(
-    ("labels", "namespace"),
-    [({}, "team"), ({"warpwatch.dev/inject": "false"}, "team"), (LABELS, "kube-system")],
-)
+@pytest.mark.parametrize(("labels", "namespace"), cases(__file__)["others"])
 def test_another_pod_stays_as_it_is(served: Served, labels: Any, namespace: str) -> None:
     pod = pod_of(labels=labels)
     assert served.injected(pod, namespace=namespace) == pod
@@ -85,18 +83,7 @@ def test_what_the_pod_has_itself_stays_and_a_path_from_elsewhere_has_a_warning(s
     assert warning == f"train: PYTHONPATH is from elsewhere; add {BOOTSTRAP} to it"
 
 
-@pytest.mark.parametrize(
-    ("labels", "named"),
-    [
-        ({"job-name": "a"}, "job-name"),
-        (
-            {"jobset.sigs.k8s.io/jobset-name": "a", "job-name": "b"},
-            "jobset.sigs.k8s.io/jobset-name",
-        ),
-        ({"training.kubeflow.org/job-name": "a"}, "training.kubeflow.org/job-name"),
-        ({}, "batch.kubernetes.io/job-name"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "named"), cases(__file__)["names"])
 def test_the_job_has_the_name_that_all_of_its_pods_have(served, labels, named):
     pod = pod_of(labels={"warpwatch.dev/inject": "true", **labels})
     env = env_of(served.injected(pod)["spec"]["containers"][0])
