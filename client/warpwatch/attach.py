@@ -90,6 +90,7 @@ def _install() -> None:
 
     sys.excepthook = excepthook
     _watch_thread()
+    _watch_exit()
     _watch_hard_exit()
 
 
@@ -107,15 +108,39 @@ def _watch_thread() -> None:
     threading.excepthook = excepthook
 
 
+def _watch_exit() -> None:
+    """Report the exception whose handler calls ``sys.exit(1)``: it ends the program."""
+    original = sys.exit
+
+    @wraps(original)
+    def leave(*status: Any) -> NoReturn:
+        _report_failure(*status)
+        original(*status)
+
+    sys.exit = leave
+
+
+@faults.guarded
+def _report_failure(status: Any = None) -> None:
+    error = sys.exc_info()[1]
+    # At a prompt and in other threads the process goes on.
+    ends = threading.current_thread() is threading.main_thread() and not hasattr(sys, "ps1")
+    if ends and isinstance(error, Exception) and status is not None and status != 0:
+        _report_exception(error)
+
+
 def _watch_hard_exit() -> None:
     """Run the exit handler on ``os._exit(0)``, which programs use to skip a hanging exit."""
     original = os._exit
 
     @wraps(original)
     def leave(status: int) -> NoReturn:
-        if status == 0:
-            _at_exit()
-        original(status)
+        try:
+            if status == 0:
+                _at_exit()
+        finally:
+            # Also if a signal's handler raises meanwhile: the caller expects no return.
+            original(status)
 
     os._exit = leave
 

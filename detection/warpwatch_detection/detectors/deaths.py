@@ -27,6 +27,8 @@ from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 # Deaths are collected for this time before the first is named. Peers that live on for this time
 # show that only one rank died.
 GRACE_S = 5.0
+# A lost peer may be noticed this much earlier than the end of its process.
+NOTICED_S = 1.0
 MAX_DETAIL = 160
 MAX_JOBS = 256
 # The most ended ranks of a job: more than a node has, and as many as a replayed log may have.
@@ -236,7 +238,12 @@ class DeathDetector(Detector):
             text = f"was killed by the kernel{after}: its control group ran out of memory"
             return self._decide(name, job, now, Cause("oom", first, text, job.step))
         if not silent:
-            cause = Cause("crash", first, f"raised {job.said[first]}", job.step)
+            lost_s = job.lost_peer[first] + NOTICED_S
+            left = {r: t for r, t in job.gone.items() if r not in job.lost_peer and t <= lost_s}
+            text = f"raised {job.said[first]}"
+            if left:
+                first, text = next(iter(left)), "exited before its peers, which lost it"
+            cause = Cause("crash", first, text, job.step)
             return self._decide(name, job, now, cause)
         peers = (job.alive | job.lost_peer.keys()) - {first}
         if peers:
