@@ -179,10 +179,14 @@ class CudaSteps:
         self._whole = True
 
     def restart(self) -> None:
-        """Discard the time since the last step: the next step's times start with itself."""
-        _release([event for event, _ in self._marks])
-        self._begin = self._previous_end = None
-        self._marks = []
+        """Discard the time since the last step: the next step's times start with itself.
+
+        Two events stay in use until then: the last step's end, which may not be read back yet, and
+        the newest one, which the start of the next step may share.
+        """
+        _release([event for event, _ in self._marks[:-1]])
+        del self._marks[:-1]
+        self._begin = None
         self._whole = False
 
     def harvest(self, ask: bool, flush: bool = False) -> list[StepRow]:
