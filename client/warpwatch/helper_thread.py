@@ -104,6 +104,7 @@ class HelperThread:
         self.clock.settle(helping=True)
         current = self._ring
         self.captures.deliver(self._sign_of_life)
+        self.captures.expire()
         if current is None:
             # A process becomes a rank at its first step, one of a server at once.
             if self._belongs and now >= self._next_attach:
@@ -129,9 +130,6 @@ class HelperThread:
         if self.monitor.serving is not None:
             self.monitor.serving.write(current, time.monotonic_ns())
         self._write_metadata(current)
-        session = self.captures.session
-        if session is not None:
-            session.expire()
 
     def _sign_of_life(self) -> None:
         """Write the heartbeat, also between the parts of long work of this thread."""

@@ -359,6 +359,16 @@ def test_a_child_that_is_forked_meanwhile_is_not_traced(folder, with_torch):
         found.steps(1, f"{fork}assert tracemalloc.is_tracing() and not os.waitpid(child, 0)[1]")
 
 
+def test_tracing_ends_with_the_capture_though_no_step_ends(folder, with_torch):
+    with training(folder, with_torch) as found:
+        found.record(kind="memory")
+        waits = "wait(lambda: not tracemalloc.is_tracing())"
+        found.request(1, f"import tracemalloc; print(number, flush=True); {waits}")
+        found._read()
+        found.cancel("c-1")
+        found._read()
+
+
 def test_of_objects_that_take_too_long_to_count_the_lines_are_left():
     core = itertools.count()
     growth = HostGrowth(9, core=lambda: next(core))

@@ -278,6 +278,15 @@ class Captures:
         if session is not None and session.command.id == identifier:
             session.disarm("cancelled")
 
+    def expire(self) -> None:
+        """Give up a late capture, and stop its recorder where that may be: no step may follow."""
+        session = self.session
+        if session is None:
+            return
+        session.expire()
+        if session.dropped and session.prepared and session.recorder.stops_anywhere:
+            faults.guarded(session.recorder.drop)()
+
     def deliver(self, beat: Callable[[], None]) -> None:
         """Move exported captures to the inbox; delete those that nobody will fetch."""
         while not self.exported.empty():

@@ -209,9 +209,12 @@ class HostGrowth:
         self._begun = self._monotonic()
         self._first_number = operators() or 0
         if not tracemalloc.is_tracing():
-            self._traces = True
             _tracing.add(self)
             tracemalloc.start(FRAMES)
+            self._traces = True
+            if self._ended:
+                # The helper thread has given up meanwhile.
+                self.drop()
 
     def step_ended(self) -> None:
         """Take a mark if one is due, and end early what takes too long or too much."""
