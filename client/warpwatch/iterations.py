@@ -49,12 +49,20 @@ class ServeCounts:
         self._written: list[int] = [0] * (1 + len(SERVE_COUNTS) + len(LATENCIES))
         self._buckets = {name: counts[:] for name, counts in self._counts.items()}
 
+    @faults.guarded
     def observe(self, latency: str, seconds: Iterable[float]) -> None:
-        """Count latencies: ``first_token``, ``inter_token`` or ``queue``."""
+        """Count latencies: ``first_token``, ``inter_token`` or ``queue``. Never raises.
+
+        What is not a finite number is ignored.
+        """
         counts = self._counts[latency]
         for value in seconds:
+            try:
+                ns = int(value * 1e9)
+            except (TypeError, ValueError, OverflowError):
+                continue
             counts[bisect_left(LATENCY_BOUNDS_S, value)] += 1
-            self._sums_ns[latency] += max(0, int(value * 1e9))
+            self._sums_ns[latency] += max(0, ns)
 
     # --- idle -----------------------------------------------------------------------------------
 
@@ -96,14 +104,15 @@ class ServeCounts:
             except Exception as error:
                 faults.swallow(error)
         totals = [
-            self._idle_until(now_ns), *(getattr(self, name) for name in SERVE_COUNTS),
+            self._idle_until(now_ns), *(int(getattr(self, name)) for name in SERVE_COUNTS),
             *self._sums_ns.values(),
         ]  # fmt: skip
         risen = [max(0, total - before) for total, before in zip(totals, self._written)]
         self._written = [max(pair) for pair in zip(totals, self._written)]
         idle_ns, *others = risen
         usage = None if self.kv_usage is None else round(min(max(self.kv_usage, 0.0), 1.0) * 1e9)
-        now = [ABSENT if value is None else value for value in (self.running, self.waiting, usage)]
+        values = (self.running, self.waiting, usage)
+        now = [ABSENT if value is None else int(value) for value in values]
         fixed = SERVE.pack(passed_ns, min(idle_ns, passed_ns), *now, *others)
         entries = list(self._new_buckets())
         while len(entries) > protocol.MAX_BUCKETS:
@@ -151,9 +160,9 @@ class IterationClock(StepClock):
     __enter__ = begin
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
-        ended = self.steps
+        was_open = self.open
         super().__exit__(kind, error, trace)
-        if self.waits and self.steps != ended:
+        if self.waits and was_open and not self.open:
             try:
                 now = monotonic_ns()
                 if self._wait == OTHER:

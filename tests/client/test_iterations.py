@@ -69,20 +69,28 @@ def test_a_gap_that_was_counted_as_idle_belongs_to_no_iteration(server, clock, r
     iterate(server, clock, 0.04, 512)
     clock.advance(3.0)
     iterate(server, clock, 0.02, 0, 4)
-    assert durations_ms(server, ring) == [40, 20]
+    # A failed one rests, too; its own time is no iteration's.
+    with pytest.raises(ValueError, match="bad request"), server.iteration(8):
+        raise ValueError("bad request")
+    clock.advance(60.0)
+    iterate(server, clock, 0.03, 512)
+    assert durations_ms(server, ring) == [40, 20, 30]
 
 
 def test_seconds_have_what_counts_rose_by(server, clock, ring):
     counts = server.serving
     clock.advance(0.5)
     iterate(server, clock, 0.25, 512)
-    counts.prompt_tokens += 512
-    counts.observe("first_token", [0.0012, 0.0012, 500.0])
+    counts.prompt_tokens += 512.0
+    nothing: list[Any] = [None, float("nan"), float("inf"), "0.1"]
+    counts.observe("first_token", [0.0012, *nothing, 0.0012, 500.0])
+    counts.observe("first_token", 0.2)
+    counts.observe("last_token", [0.2])
     clock.advance(0.25)
     counts.write(ring, round(clock.monotonic() * 1e9))
     counts.write(ring, round(clock.monotonic() * 1e9))
     clock.advance(2.0)
-    counts.running, counts.waiting, counts.kv_usage = 3, 1, 0.5
+    counts.running, counts.waiting, counts.kv_usage = 3.0, 1, 0.5
     counts.write(ring, round(clock.monotonic() * 1e9))
     first, second = [
         [round(word / MS) if place < 2 else word for place, word in enumerate(words)]
