@@ -208,11 +208,12 @@ class Monitor:
 
         The user's own steps win over a framework, that over the optimizer, and it over the
         DataLoader. The step that a weaker one has begun is not counted; one that training has
-        begun before anything set the clock is, unless the steps are the user's own.
+        begun before anything set the clock is, unless the steps are the user's own. A source in
+        another thread than the one that trains does not win.
         """
         if source == self.step_clock:
             return True
-        if _strength(source) <= _strength(self.step_clock):
+        if _strength(source) <= _strength(self.step_clock) or self.clock.is_elsewhere():
             return False
         if self.step_clock or source == "step()":
             self.clock.open = False

@@ -193,12 +193,16 @@ class StepClock(PhaseTimes):
 
     def adopt(self) -> bool:
         """Make the calling thread the training thread, unless another one lives and trains."""
-        if self._dead or (self.thread in sys._current_frames() and not self._rests()):
+        if self._dead or (self.is_elsewhere() and not self._rests()):
             return False
         self.thread = get_ident()
         self.open = self._started = False
         self._nested = self._poll_ns = 0
         return True
+
+    def is_elsewhere(self) -> bool:
+        """Return whether the training thread is another one that lives."""
+        return self.thread != get_ident() and self.thread in sys._current_frames()
 
     def _rests(self) -> bool:
         """Return whether the training thread has trained nothing since other threads do."""

@@ -143,11 +143,14 @@ def test_another_thread_neither_counts_nor_disturbs_the_phases(watched):
         with watched.step() as step, watched.phase("prefetch"):
             step.count(tokens=7)
 
-    with watched.step(tokens=20):
+    watched.lead("optimizer")
+    with watched.clock as step:
+        step.count(tokens=20)
         in_thread(elsewhere)
     assert (counts(watched), watched.clock.phase_names) == ((1, 0, 20), [])
+    assert watched.step_clock == "optimizer"
     take_step(watched)
-    assert watched.clock.steps == 2
+    assert (watched.step_clock, watched.clock.steps) == ("step()", 2)
 
 
 def test_a_new_training_thread_takes_over_when_the_first_has_ended(watched):
