@@ -14,6 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
 
+from warpwatch import faults
 from warpwatch.captures.profilers import PROFILER_MODULE, watch_program_profiler
 from warpwatch.hooks import backward, calls, dataloader, frameworks, modules, optimizer
 from warpwatch.hooks.hook_state import HookState
@@ -80,7 +81,10 @@ def install(environ: Mapping[str, str] = os.environ) -> HookState:
     watcher = ImportWatcher()
     watcher.want("torch", state.torch_imported)
     watcher.want(optimizer.DYNAMO, state.dynamo_imported)
-    names = environ.get("WARPWATCH_HOOKS", ",".join(hook.name for hook in HOOKS)).split(",")
+    known = {hook.name for hook in HOOKS}
+    names = {name.strip() for name in environ.get("WARPWATCH_HOOKS", ",".join(known)).split(",")}
+    for unknown in names - known - {""}:
+        faults.swallow(ValueError(f"WARPWATCH_HOOKS: there is no hook {unknown}"))
     for hook in HOOKS:
         if hook.name in names:
             watcher.want(hook.module, partial(hook.install, state=state))

@@ -46,7 +46,7 @@ class ServerProcess:
         The server calls its plug-in function several times.
         """
         hooks = os.environ.get("WARPWATCH_HOOKS")
-        is_unlisted = hooks is not None and library not in hooks.split(",")
+        is_unlisted = hooks is not None and library not in map(str.strip, hooks.split(","))
         is_off = os.environ.get("WARPWATCH") == "0" or is_unlisted
         if is_off or self._is_hooked:
             return False
