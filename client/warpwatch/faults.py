@@ -44,8 +44,12 @@ def swallow(error: Exception) -> None:
 def _is_of_a_handler(error: Exception) -> bool:
     """Return whether a signal handler raised the error, as for a time limit or a dead worker."""
     codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-    handlers = map(getsignal, range(1, NSIG))
-    return any(getattr(handler, "__code__", None) in codes for handler in handlers)
+    for handler in map(getsignal, range(1, NSIG)):
+        function = handler.func if isinstance(handler, functools.partial) else handler
+        for called in (function, type(function).__call__):
+            if getattr(called, "__code__", None) in codes:
+                return True
+    return False
 
 
 def guarded(function: Callable[..., object]) -> Callable[..., None]:

@@ -301,11 +301,22 @@ def test_an_interrupt_at_the_begin_of_a_step_costs_that_step_only(watched):
     assert lines > 5
 
 
-def test_an_error_of_a_signal_handler_inside_our_code_reaches_the_program(watched, request):
-    def time_limit(*_: Any) -> None:
-        raise TimeoutError
+def time_limit(*_: Any) -> None:
+    raise TimeoutError
 
-    before = signal.signal(signal.SIGUSR1, time_limit)
+
+class TimeLimit:
+    __call__ = time_limit
+
+
+HANDLERS = [time_limit, partial(time_limit, 1), TimeLimit(), TimeLimit().__call__]
+
+
+@pytest.mark.parametrize("handler", HANDLERS, ids=["function", "partial", "object", "method"])
+def test_an_error_of_a_signal_handler_inside_our_code_reaches_the_program(
+    watched, request, handler
+):
+    before = signal.signal(signal.SIGUSR1, handler)
     request.addfinalizer(partial(signal.signal, signal.SIGUSR1, before))
     watched.clock.push = lambda _: signal.raise_signal(signal.SIGUSR1)
     with pytest.raises(TimeoutError):
