@@ -322,9 +322,11 @@ def _positive(text: str | None, default: float) -> float:
     return value if 0 < value < 3600 else default
 
 
-# The functions that run a cell, a script or a module in IPython's shell and in notebooks.
-_SHELL_FILE = "interactiveshell.py"
-_SHELL_RUNS = frozenset({"run_code", "safe_execfile", "safe_run_module"})
+# The functions that run a cell, a script or a module in IPython's shell and in notebooks, and a
+# statement at the prompt of Python 3.13 and newer, which is written in Python (Lib/_pyrepl).
+_SHELL_FILES = ("interactiveshell.py", "/code.py")
+_SHELL_RUNS = frozenset({"run_code", "safe_execfile", "safe_run_module", "runcode"})
+_PROMPT_FILE = "/_pyrepl/main.py"
 
 
 def is_over(trainer: threading.Thread, ident: int) -> bool:
@@ -342,7 +344,7 @@ def is_over(trainer: threading.Thread, ident: int) -> bool:
         # A thread that Python has not started says so in this way.
         return True
     frame = sys._current_frames().get(ident)
-    return frame is None or (_has_shell() and not _shell_runs(frame))
+    return frame is None or (trainer is threading.main_thread() and _is_at_prompt(frame))
 
 
 def _has_shell() -> bool:
@@ -350,10 +352,12 @@ def _has_shell() -> bool:
     return shell is not None and shell.get_ipython() is not None
 
 
-def _shell_runs(frame: FrameType | None) -> bool:
+def _is_at_prompt(frame: FrameType | None) -> bool:
+    is_shell = _has_shell()
     while frame is not None:
         code = frame.f_code
-        if code.co_name in _SHELL_RUNS and code.co_filename.endswith(_SHELL_FILE):
-            return True
+        if code.co_name in _SHELL_RUNS and code.co_filename.endswith(_SHELL_FILES):
+            return False
+        is_shell = is_shell or code.co_filename.endswith(_PROMPT_FILE)
         frame = frame.f_back
-    return False
+    return is_shell

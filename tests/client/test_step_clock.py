@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
 from warpwatch import faults
 from warpwatch.captures.control import Captures
-from warpwatch.helper_thread import HelperThread
+from warpwatch.helper_thread import HelperThread, is_over
 from warpwatch.hooks import hook_state
 from warpwatch.hooks.hook_state import TURN_STEPS, ClockChoice
 from warpwatch.monitor import Monitor
@@ -206,6 +207,24 @@ def test_the_helper_wakes_up_as_often_as_it_is_needed(watched, clock, ring):
         helper._sleep()
     # No rank yet; a rank that looks for a daemon; without commands yet; later.
     assert waits == [5.0, 0.25, 0.1, 0.1, 0.5]
+
+
+def test_training_is_over_at_a_prompt_that_runs_no_code_and_not_in_a_thread(monkeypatch):
+    def over() -> bool:
+        return is_over(threading.current_thread(), threading.get_ident())
+
+    def called_by(file: str, name: str) -> Any:
+        found: dict[str, Any] = {}
+        exec(compile(f"def {name}(function): return function()", file, "exec"), found)
+        return found[name]
+
+    prompt = called_by("/lib/python3.13/_pyrepl/main.py", "interactive_console")
+    runs = called_by("/lib/python3.13/code.py", "runcode")
+    assert [over(), prompt(over), prompt(partial(runs, over))] == [False, True, False]
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
+    found = [over()]
+    in_thread(lambda: found.append(over()))
+    assert found == [True, False]
 
 
 def test_a_folder_in_which_no_ring_can_be_made_is_closed(watched, folder):
