@@ -7,12 +7,12 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from warpwatch import faults
+from warpwatch import faults, protocol
 from warpwatch.iterations import IterationClock
 from warpwatch.monitor import Monitor
 from warpwatch.steps import StepClock, is_out_of_memory
@@ -92,6 +92,8 @@ def _install() -> None:
     _watch_thread()
     _watch_exit()
     _watch_hard_exit()
+    for name in ("execv", "execve"):  # all others call these
+        setattr(os, name, _ending(getattr(os, name)))
 
 
 def _watch_thread() -> None:
@@ -143,6 +145,26 @@ def _watch_hard_exit() -> None:
             original(status)
 
     os._exit = leave
+
+
+def _ending(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``os.execv`` or ``os.execve``; the program ends cleanly by it, unless it fails."""
+
+    @wraps(execute)
+    def replace(*args: Any, **kwargs: Any) -> Any:
+        _set_ended(1)
+        try:
+            return execute(*args, **kwargs)
+        finally:
+            _set_ended(0)
+
+    return replace
+
+
+@faults.guarded
+def _set_ended(ended: int) -> None:
+    if _monitor is not None and _monitor.clock.ring is not None:
+        _monitor.clock.ring.words[protocol.WORD_ENDED] = ended
 
 
 @faults.guarded

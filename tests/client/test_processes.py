@@ -157,6 +157,12 @@ helper.captures._exports = 1
 helper._wait = lambda _: sys.exit(7)
 os._exit(0)
 """
+EXECUTES = """
+from warpwatch.protocol import WORD_ENDED
+try: os.execvp("no-such-program", ["no-such-program"])
+except FileNotFoundError: assert not monitor.clock.ring.words[WORD_ENDED]
+os.execl(sys.executable, "python", "-c", "")
+"""
 
 
 @pytest.mark.parametrize(
@@ -167,6 +173,7 @@ os._exit(0)
         (CAUGHT.format(""), 0, ["exit"]),
         ("sys.exit(3)", 3, ["exit"]),
         (INTERRUPTED_EXIT, 0, []),
+        (EXECUTES, 0, []),
     ],
 )
 def test_an_exception_that_ends_a_program_is_an_event(folder, end, status, events):
@@ -175,7 +182,8 @@ def test_an_exception_that_ends_a_program_is_an_event(folder, end, status, event
         errors = found.process.communicate(timeout=DEADLINE_S)[1]
         assert found.process.returncode == status
     assert ("x" * 500 in errors) == end.startswith("raise")
-    assert folder.ring().event_names() == events
+    ended = (folder.ring().header.ended, folder.ring().event_names())
+    assert ended == (end != INTERRUPTED_EXIT, events)
     if "exception" in events:
         event = folder.ring().events[0]
         assert (event["type"], event["detail"]) == ("ValueError", "no such layer: " + "x" * 85)
