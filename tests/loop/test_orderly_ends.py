@@ -184,7 +184,7 @@ def test_of_a_launchers_restart_only_the_rank_that_failed_is_a_crash(ends: Ends)
     ends.have_ended("stopped", "restarted")
     failed = "rank 1 raised ValueError: a label is out of range; 1 more followed"
     assert ends.said("stopped", "restarted") == {
-        "stopped": [("crash", "info", "all 2 local ranks were gone without an exit record")],
+        "stopped": [("crash", "info", "all 2 observed ranks were gone without an exit record")],
         "restarted": [("crash", "warning", failed)],
     }
     assert ends.node.get("captures") == []

@@ -250,9 +250,11 @@ class DeathDetector(Detector):
             text = f"died without an exit record{after}, {len(peers)} of its peers lived on"
             return self._decide(name, job, now, Cause("crash", first, text, job.step))
         count = len(job.died)
-        who = f"all {count} local ranks were" if count > 1 else f"rank {min(job.died)} was"
-        text = f"{who} gone without an exit record{after}: ended from outside"
         rank = min(job.died) if count == 1 else None
+        who, why = f"all {count} observed ranks were", "ended from outside"
+        if rank is not None:
+            who, why = f"rank {rank} was", "killed by a signal, or ended by os._exit"
+        text = f"{who} gone without an exit record{after}: {why}"
         return self._keep(name, job, now, Cause("crash", rank, text, job.step, "info"))
 
     def _decide(self, name: JobId, job: JobDeaths, now: float, cause: Cause) -> Iterable[Detected]:
