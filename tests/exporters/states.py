@@ -70,10 +70,11 @@ def full_state() -> State:
     trainer = Workload("ml", "llama-0", "trainer")
     held = {gpus[0].device.uuid: (trainer,), "GPU-4": (trainer, replace(trainer, pod="llama-1"))}
     slurm_job = SlurmJob("4711", "ann", "vision", "a3")
+    owners = {77: ProcessOwner("python", "p-1", "c-1"), 78: ProcessOwner("srun", slurm=slurm_job)}
     attributions = (
         Attribution("kubelet", TIME - 3, held),
         Attribution("slurm", TIME - 4, slurm_jobs={gpus[1].device.uuid: (slurm_job,)}),
-        Attribution("cgroup", TIME - 2, processes={77: ProcessOwner("python", "p-1", "c-1")}),
+        Attribution("cgroup", TIME - 2, processes=owners),
     )
     diagnosis = {"findings": [{"kind": "data_loading", "share": 0.39}, {"kind": "host_bound"}]}
     request = CaptureRequest("llama", "torch", "anomaly", owner="uid/1000")
@@ -127,9 +128,10 @@ def odd_state() -> State:
             rank(2, status="exited", energy_j=5.0),
             rank(3, gc_s=None, gc_collections_total=None, allocation_retries_total=None),
         ),
-        # The first run is the live one.
-        jobs=tuple(
-            replace(full.jobs[0], run=run, world_size=n) for run, n in (("r1", 2), ("r0", 8))
+        # The first run is the live one; the energy of the other job is not known.
+        jobs=(
+            *(replace(full.jobs[0], run=run, world_size=n) for run, n in (("r1", 2), ("r0", 8))),
+            JobState("other", 1, ("0",)),
         ),
         # The scrape names an agent's node, which an empty label would hide; a fleet's is its own.
         anomalies=(found, replace(found, id="a4", kind="hang", node="gpu-7")),

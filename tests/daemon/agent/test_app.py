@@ -60,7 +60,7 @@ def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
         remote_store={"url": (tmp_path / "remote").as_uri()},
     )
     steps: dict[str, Callable[[], None]] = {}
-    lines = []
+    lines = [f"trusted for s: {daemon.hub._stale_after_s}\n"]
 
     def every(name: str, interval_s: float, step: Callable[[], None]) -> Mock:
         steps[name] = step
@@ -75,6 +75,7 @@ def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
         steps[name]()
     for name in ("archive", "positions", "telemetry-log", "self", "gone-pods", "runs", "uploads"):
         steps[name]()
+    assert (tmp_path / "inbox/pods").is_dir()
 
 
 def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_itself(make):

@@ -97,12 +97,16 @@ def test_a_replica_of_a_server_is_captured_by_its_name():
         run_of(api, "r")
     ranks[:] = [{"job": "chat", "status": "stopped"}, {"job": "gone", "status": "died"}]
     assert only_job(api) == "chat"
+    ranks.clear()
+    with pytest.raises(Refused, match="no replica 'r' is known; replicas: none"):
+        run_of(api, "r")
 
 
 @pytest.mark.parametrize("captured", [True, False])
 def test_the_demo_leaves_captures_and_nothing_else(captured, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with DemoProcesses("127.0.0.1:0", None) as demo:
+    with DemoProcesses("127.0.0.1:9", None) as demo:
+        assert demo.url == NO_DAEMON
         demo.switch.set("slow_rank")
         demo.store.mkdir()
         demo._ranks.append(demo._start("rank0", ["no_such_module"], {}))
@@ -128,7 +132,9 @@ def leaves(tree: Any) -> int:
     return sum(map(leaves, tree.values())) if isinstance(tree, dict) and tree else 1
 
 
-def test_the_configuration_in_force_and_the_catalogue_of_metrics_are_printed(capsys, tmp_path):
+def test_the_configuration_in_force_and_the_catalogue_of_metrics_are_printed(
+    capsys, tmp_path, monkeypatch
+):
     assert main(["config", "show", "--json"]) == 0
     shown = json.loads(printed(capsys)[0])
     assert shown["http"]["listen"] == "127.0.0.1:9400"
@@ -137,7 +143,8 @@ def test_the_configuration_in_force_and_the_catalogue_of_metrics_are_printed(cap
     file.write_text(
         "triggers: {recipes: {hang: null, gc_pause: {steps: 5}, straggler: {steps: 9}}}"
     )
-    assert main(["config", "show", str(file), "--json"]) == 0
+    monkeypatch.setenv("WARPWATCH_CONFIG", str(file))
+    assert main(["config", "show", "--json"]) == 0
     found = json.loads(printed(capsys)[0])["triggers"]["recipes"]
     assert (found.keys(), found["hang"]) == ({"hang", "straggler"}, None)
     assert main(["config", "show", str(file), "--all", "--json"]) == 0

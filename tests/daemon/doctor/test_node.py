@@ -74,8 +74,10 @@ def test_the_kubelet_is_asked_for_where_there_is_kubernetes_and_one_that_is_sile
     inputs, golden_case
 ):
     node = inputs(config=Config(attribution=AttributionConfig(kubelet_socket="/k.sock")))
+    # In a folder of which the kubelet has its own.
+    other = inputs(files={"/var/lib/dpkg/status": ""})
     pod = inputs(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
-    found = [list(host.scheduler_checks(one)) for one in (inputs(), pod, node)]
+    found = [list(host.scheduler_checks(one)) for one in (other, pod, node)]
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(node.machine.path("/k.sock")))
         found.append(list(host.scheduler_checks(node)))

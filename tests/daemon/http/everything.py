@@ -65,7 +65,10 @@ def everything(now: State) -> State:
         jobs=(replace(job, tokens_per_joule=0.0123), *_SERVERS),
         anomalies=(
             *(STRAGGLER, cold, crash, replace(ENDED, explained_by="a7")),
-            *(replace(ENDED, id="a4", explained_by="a0"), replace(ENDED, id="a5")),
+            *(
+                replace(ENDED, id="a4", explained_by="a0"),
+                replace(ENDED, id="a5", end_time=NOW - 9),
+            ),
         ),
         captures=(*_CAPTURES, now.captures[0]),
         attributions=(

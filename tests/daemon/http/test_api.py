@@ -14,6 +14,7 @@ from tests.cases import cases as tables
 from tests.daemon.http.alert_node import WEBHOOK, notification
 from tests.daemon.http.conftest import CAPTURE, NOW, TRACE, certified, socket_of
 from tests.loop.other_users import STRANGER, request
+from warpwatch_daemon.api_client import is_url_of
 from warpwatch_daemon.cli import main
 from warpwatch_telemetry.errors import Refused
 
@@ -226,9 +227,11 @@ def test_an_authority_that_is_no_certificate_is_a_usage_error(tmp_path, capsys):
 
 
 def test_the_daemon_of_this_machine_is_asked_through_its_socket_also_by_its_url(
-    client, agent, url, serve, capsys, monkeypatch
+    client, agent, url, shared_server, serve, capsys, monkeypatch
 ):
     agent.lacks = ("nvml: library not found",)
+    for host, is_here in (("localhost", True), ("192.0.2.1", False), ("", False)):
+        assert is_url_of(socket_of(shared_server), url.replace("127.0.0.1", host)) is is_here
     monkeypatch.setenv("WARPWATCH_URL", url.replace("127.0.0.1", "localhost"))
     assert main(["capture", "--job", "llama-7b"]) == 0
     # If the daemon is elsewhere, the doctor has only what it reports.
@@ -242,10 +245,11 @@ def test_the_daemon_of_this_machine_is_asked_through_its_socket_also_by_its_url(
 
 
 def test_a_capture_is_asked_for_with_its_options(client, agent, capsys):
-    asked_for = "--job llama-7b --with stacks --with shapes --rank 1 --kind torch --steps 3"
+    asked_for = "--with stacks --with shapes --rank 1 --kind torch --steps 3"
     assert main(["capture", *asked_for.split()]) == 0
     (asked,) = agent.asked
-    assert (asked.options, asked.ranks, asked.steps) == (("shapes", "stacks"), (1,), 3)
+    assert (asked.job, asked.ranks, asked.steps) == ("llama-7b", (1,), 3)
+    assert (asked.kind, asked.options) == ("torch", ("shapes", "stacks"))
     assert capsys.readouterr().out.startswith("capture 20260921T150000-aaaaaa: begun")
 
 

@@ -14,7 +14,7 @@ from tests.daemon.ranks.sources import RankNode
 from warpwatch import protocol
 from warpwatch_daemon.ranks.counts import FILE, Positions, SavedRank
 from warpwatch_daemon.ranks.table import RingTable
-from warpwatch_telemetry.records import Step
+from warpwatch_telemetry.records import End, Step
 
 NAME = "train-r0-0123456789abcdef.ring"
 
@@ -101,12 +101,14 @@ def test_an_event_that_is_no_json_is_counted_and_costs_nothing_else(node):
 
 def test_numbers_that_no_record_can_hold_are_not_known(node):
     ring, huge = node.ring(), 1 << 63
-    ring.record(protocol.RECORD_STEP, protocol.STEP.pack(7, 10**8, huge, huge, huge, huge))
+    for number, values in ((7, [huge] * 4), (8, [10**7, 5, 6, 4])):
+        ring.record(protocol.RECORD_STEP, protocol.STEP.pack(number, 10**8, *values))
     ring.record(protocol.RECORD_MEMORY, protocol.MEMORY.pack(*[huge] * 6))
     ring.record(protocol.RECORD_GC, protocol.GC.pack(huge, huge, 0))
-    (taken,) = (record for record in node.poll() if isinstance(record, Step))
-    assert (taken.step, taken.gpu_s, taken.samples, taken.tokens) == (7, None, 0, 0)
-    assert taken.memory_allocated_bytes is None
+    found = [record for record in node.poll() if isinstance(record, Step)]
+    assert [(one.gpu_s, one.memory_allocated_bytes, one.samples, one.tokens) for one in found] == [
+        (None, None, 0, 0), (0.01, 5, 6, 4),
+    ]  # fmt: skip
     (state,) = node.states()
     assert (state.memory_reserved_bytes, state.gc_s, state.allocation_retries_total) == (None,) * 3
 
@@ -125,9 +127,9 @@ TOO_LATE_A_STEP = protocol.STEP.pack(1 << 63, 10**8, *[protocol.ABSENT] * 4)
 def test_a_ring_that_turns_out_to_be_broken_ends(node, change, reason):
     ring = node.met(steps=1)
     change(ring)
-    node.poll()
+    assert [one.rank for one in node.poll() if isinstance(one, End)] == [0]
     assert node.rejects == {reason: 1}
-    assert node.states() == []
+    assert (node.states(), os.listdir(node.folder.commands)) == ([], [])
 
 
 def test_an_absurd_record_count_costs_only_the_records(node):

@@ -194,9 +194,12 @@ def test_a_link_is_its_own_user_s_not_that_of_its_target(tmp_path):
     folder = tmp_path / "inbox"
     folder.mkdir()
     (folder / "link").symlink_to(tmp_path / "theirs")
-    count = Count(None)
-    count.add(Directory(folder), 100)
-    assert {owner: usage.files for owner, usage in count.by_owner.items()} == {OWN: 1}
+    for number in range(30):
+        (folder / f"{number}").touch()
+    for limit, files in ((100, 30), (9, 9)):
+        count = Count(None)
+        count.add(Directory(folder), limit, without="7")
+        assert {owner: usage.files for owner, usage in count.by_owner.items()} == {OWN: files}
 
 
 DEPTH = 1100

@@ -32,7 +32,7 @@ def test_a_rank_is_seen_with_its_steps_and_totals(node):
     assert (state.steps_total, state.samples_total, state.status) == (3, 24, "running")
     assert state.phases_s == {"data_wait": pytest.approx(0.15), "comm": pytest.approx(0.03)}
     assert (sum(state.durations.counts), state.durations.sum) == (3, pytest.approx(0.6))
-    assert (state.step, state.step_begun) == (2, 3)
+    assert (state.step, state.step_begun, state.serve) == (2, 3, None)
     assert state.first_time == state.seen_time == node.clock.wall()
 
 
@@ -124,9 +124,10 @@ def test_a_killed_process_died_and_one_that_said_so_ended(node):
     node.poll()
     killed.die()
     ended.end()
-    records = node.poll()
-    assert [(r.rank, r.event) for r in records if isinstance(r, RankEvent)] == [(0, "died")]
-    assert [r.rank for r in records if isinstance(r, End)] == [1]
+    records, now = node.poll(3.0), node.began + 3.0
+    died = [(r.rank, r.event, r.time) for r in records if isinstance(r, RankEvent)]
+    assert died == [(0, "died", now)]
+    assert [(r.rank, r.time) for r in records if isinstance(r, End)] == [(1, now)]
     assert [state.status for state in node.states()] == ["died", "exited"]
 
 
@@ -286,6 +287,7 @@ def test_a_second_process_of_the_same_rank_and_run_is_left_out_and_counted(node)
         node.ring(run="r1").step()
     ((job, (rank,)),) = look(node).items()
     assert (job.name, rank.steps_total) == ("train", 1)
+    assert len(os.listdir(node.folder.commands)) == 1
     assert node.rejects == {"duplicate_rank": 1}
 
 

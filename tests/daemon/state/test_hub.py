@@ -17,7 +17,13 @@ from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, PortReading
-from warpwatch_telemetry.samples import Device, DeviceSample, HostSample
+from warpwatch_telemetry.samples import (
+    Device,
+    DeviceProcess,
+    DeviceSample,
+    HostSample,
+    SourceHealth,
+)
 from warpwatch_telemetry.state import RankState
 
 GPU = Device("GPU-1", 0, "H100", info={"driver_load": "boot/7", "pci_bus_id": "0:1a:0.0"})
@@ -59,7 +65,8 @@ def use(hub: Hub, *energies_j: float) -> list[float | None]:
 def test_values_that_were_not_read_again_are_gone_and_the_device_is_down():
     clock = ManualClock()
     hub = Hub(4.0, clock.wall, {"nic": 40.0}, clock.monotonic)
-    hub.publish_device(sample(100.0, 5.0))
+    hub.publish_device(replace(sample(100.0, 5.0), processes=(DeviceProcess(7, "a", 1),)))
+    hub.publish_health(SourceHealth("nvml", up=True))
     hub.publish_host(HostSample(100.0, {("host_cpu_count", ()): 2.0}))
     hub.publish_host(HostSample(90.0, {("host_boot_time", ()): 7.0}, source="nic"))
     # A wall clock that is set makes nothing old.
@@ -68,10 +75,10 @@ def test_values_that_were_not_read_again_are_gone_and_the_device_is_down():
     assert state.devices[0].up
     assert state.host.values == {("host_cpu_count", ()): 2.0, ("host_boot_time", ()): 7.0}
     assert (state.time, state.host.time) == (clock.wall(), 100.0)
+    assert state.sources == hub.health() == (SourceHealth("nvml", up=True),)
     clock.advance(4.5)
     state = hub.state()
-    (device,) = state.devices
-    assert (device.up, device.reason, device.values) == (False, "stale", {})
+    assert state.devices == (DeviceSample(GPU, 100.0, {}, up=False, reason="stale"),)
     assert state.host.values == {("host_boot_time", ()): 7.0}
     clock.advance(36.0)
     assert hub.state().host is None
@@ -113,6 +120,7 @@ def test_tokens_of_a_job_are_told_by_the_joule_from_when_both_are_counted(hub):
 
     assert after(1000.0, 70_000) is None, "no energy of it is known"
     assert after(1100.0, 80_000) is None, "from here on both are"
+    assert after(1200.0, 80_000) is None, "none was made"
     assert after(1300.0, 80_500) == 2.5
     assert after(1500.0, 90_000) == 10_000 / 400
     assert after(1600.0, 10) is None, "its ranks began again"
@@ -192,7 +200,8 @@ def test_it_is_the_time_at_the_peak_of_what_a_capture_counted_by_the_time_of_a_s
     assert ratios(RANK, new, traces=[trace, other]) == {"shapes": pytest.approx(0.0375 * 4)}
     # Ranks of another run, without a GPU, or without a step.
     assert ratios(RANK, traces=[trace], run="r2") == {}
-    assert ratios(RANK, traces=[{**trace, "roofline": None}, {**other, "steps": 0}]) == {}
+    less: Any = ({"roofline": None}, {"roofline": {}}, {"steps": 0}, {"window_s": None})
+    assert ratios(RANK, traces=[trace | one for one in less]) == {}
     assert ratios(replace(RANK, steps_per_s=None), traces=[trace]) == {}
 
 

@@ -15,11 +15,13 @@ from warpwatch_runtime.bus import Bus
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.bus_messages import Publisher
 from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankSeen, Step
 
 ANOMALY = Anomaly(
     time=1000.0, severity="warning", summary="slow", job="llama", id="a-1", kind="straggler"
 )
+CAPTURE = Capture("c-1", CaptureRequest("llama", "torch", "manual"), 1.0)
 
 
 class Node:
@@ -74,15 +76,19 @@ def test_no_reader_comes_while_something_is_added(node, put):
     assert held == [True]
 
 
-def test_a_new_reader_hears_of_the_ranks_and_anomalies_that_there_are():
+def test_a_new_reader_hears_of_the_ranks_anomalies_captures_and_runs_that_there_are():
     node = Node()
     node.stream.put([RankSeen(900.0, "llama", 0, 2), RankSeen(900.0, "llama", 1, 2)])
     node.stream.put([End(950.0, "llama", 1)])
     node.stream.put_anomaly(ANOMALY)
     node.stream.put_anomaly(replace(ANOMALY, id="a-2", end_time=960.0))
-    rank, anomaly = node.read()
+    node.stream.put_captures([replace(CAPTURE, id=f"c-{number}") for number in range(21)])
+    node.stream.put_runs([RunSummary("uid/1", "llama", "r1", 2.0, 1.0)])
+    rank, anomaly, *captures, run = node.read()
     assert (rank["type"], rank["rank"]) == ("rank", 0)
     assert anomaly["anomaly"]["id"] == "a-1"
+    assert [one["capture"]["id"] for one in captures] == [f"c-{number}" for number in range(1, 21)]
+    assert run["run"]["run"] == "r1"
 
 
 def test_a_reader_that_was_away_too_long_is_told_how_much_it_lost(node):
@@ -168,9 +174,8 @@ def test_a_device_is_read_once_in_five_seconds_and_clocks_are_each_batchs_own(no
 def test_an_anomaly_and_a_capture_come_whole_when_they_change(node):
     node.stream.put_anomaly(ANOMALY)
     node.stream.put_anomaly(replace(ANOMALY, end_time=1010.0))
-    capture = Capture(id="c-1", request=CaptureRequest("llama", "torch", "manual"), time=1.0)
-    node.stream.put_captures([capture])
-    node.stream.put_captures([capture])
+    node.stream.put_captures([CAPTURE])
+    node.stream.put_captures([CAPTURE])
     opened, closed, captured = node.read()
     assert (opened["type"], captured["type"]) == ("anomaly", "capture")
     assert closed["anomaly"]["end_time"] == 1010.0
