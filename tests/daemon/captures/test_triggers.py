@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.daemon.captures.capture_node import AUTOMATIC, MANUAL, TRAIN, CaptureNode, anomaly
 from tests.daemon.state.counted import counted
 from warpwatch_capturing.config import RecipeConfig, TriggersConfig
@@ -24,6 +25,7 @@ STRAGGLER = anomaly("straggler", rank=1, device="GPU-1")
 # An anomaly of a device without a known job.
 HOT = anomaly("overheating", device="GPU-3", owner="", job=None, run="")
 CULPRIT = RecipeConfig(ranks="culprit")
+CASES = cases(__file__)
 ALL_DAY = TriggersConfig(quiet_hours=("00:00-24:00",))
 INTERRUPTED = "interrupted: an evaluation began"
 
@@ -100,20 +102,9 @@ def test_a_peer_is_well_itself_and_so_is_its_device(four):
     assert found == [("torch", [2]), ("torch", [1]), ("stacks", [0, 1, 2, 3])]
 
 
-@pytest.mark.parametrize(
-    ("anomaly", "kind", "ranks"),
-    [
-        (replace(STRAGGLER, rank=None), "torch", [0, 1]),
-        (replace(STRAGGLER, kind="hang"), "stacks", [0, 1]),
-        (replace(STRAGGLER, kind="memory_leak"), "memory", [1]),
-        (replace(STRAGGLER, kind="latency_regression"), "stacks", [0, 1]),
-        (replace(STRAGGLER, kind="latency_regression", rank=None), "torch", [0, 1]),
-        # On one node no one waits.
-        (REGRESSION, "torch", [0, 1]),
-    ],
-)
-def test_a_kind_has_its_recipe(node, anomaly, kind, ranks):
-    node.see(anomaly)
+@pytest.mark.parametrize(("about", "kind", "ranks"), CASES["recipes"])
+def test_a_kind_has_its_recipe(node, about, kind, ranks):
+    node.see(replace(STRAGGLER, **about))
     found = [(one.request.kind, [rank.rank for rank in one.ranks]) for one in node.captures]
     assert found == [(kind, ranks)]
     assert node.outcome() == "captured"
@@ -139,27 +130,13 @@ def test_python_stacks_are_recorded_when_the_same_comes_back_and_was_not_capture
     assert node.command(1)["options"] == list(options)
 
 
-@pytest.mark.parametrize(
-    ("anomaly", "options", "decided"),
-    [
-        (replace(STRAGGLER, kind="crash"), {}, "no_recipe: triggers.recipes: none for crash"),
-        (STRAGGLER, {"recipes": {"straggler": None}}, "no_recipe: .* none for straggler"),
-        (STRAGGLER, {"dry_run": True}, "refused_dry_run: it would have been taken; .* is on"),
-        (HOT, {"recipes": {"overheating": CULPRIT}}, "refused_no_rank: no job is known to be .*"),
-        (replace(STRAGGLER, rank=3), {}, "refused_no_rank: train has no .* 3 here, only 0, 1"),
-        (
-            REGRESSION,
-            {"ranks": (2, 3), "world_size": 4},
-            "refused_other_node: the daemon that has rank 0 acts on it",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("about", "options", "decided"), CASES["not_captured"])
 def test_what_is_not_captured_is_shown_with_its_reason_and_counted(
-    tmp_path, stack, anomaly, options, decided
+    tmp_path, stack, about, options, decided
 ):
     node = Node(tmp_path, stack, **options)
     for _ in range(3):
-        node.see(anomaly)
+        node.see(replace(STRAGGLER, **about))
     found = node.decision()
     assert re.fullmatch(decided, f"{found.outcome}: {found.detail}")
     assert node.captures == ()

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.cases import cases
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.remote_store import RemoteStore
@@ -407,16 +408,7 @@ def test_a_run_is_compared_with_the_last_ones_of_its_kind(node):
     assert said(node, *runs) == pytest.approx([0.46, 0.45, 0.44, 0.43, 0.42])
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"world_size": 4}, {"gpu_model": "NVIDIA A100"}, {"step_clock": "optimizer"},
-        {"tokens_per_step": 2000.0}, {"judged_steps": 150}, {"end_time": None},
-        {"anomalies": {"run_regression": 1}},
-        # It began later.
-        {"first_time": BEGAN + 1},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("other", cases(__file__)["other_kinds"])
 def test_runs_of_another_kind_say_nothing_of_it(node, other):
     assert said(node, kept(1, **other)) is None
     assert said(node, kept(2)) == [0.5]

@@ -18,6 +18,7 @@ import bcrypt
 import httpx
 import pytest
 
+from tests.cases import cases
 from tests.daemon.http.alert_node import WEBHOOK, notification
 from tests.daemon.http.conftest import (
     CAPTURE,
@@ -365,7 +366,6 @@ def test_a_user_sees_what_is_of_devices_and_of_their_own_jobs():
     assert [one.id for one in visible(state, NO_OWNER).anomalies] == ["xid"]
 
 
-POD = "0b7c4f9e-3a2d-4c5e-8f1a-6d7e8f9a0b1c"
 CONNECT = """
 import os, socket, sys
 os.setuid(int(sys.argv[2]))
@@ -373,10 +373,7 @@ connection = socket.socket(socket.AF_UNIX)
 connection.connect(sys.argv[1])
 input()
 """
-CGROUPS = {
-    "in no pod": "0::/system.slice/sshd.service\n",
-    "in a pod": f"0::/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/x.scope\n",
-}
+CASES = cases(__file__)
 
 
 @pytest.fixture
@@ -407,22 +404,14 @@ def test_the_kernel_says_whose_process_asks(listener, uid, expected):
         child.communicate(b"\n", timeout=TIMEOUT_S)
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours", "is_ours"),
-    [
-        ("in no pod", "in no pod", True),
-        ("in a pod", "in no pod", False),
-        ("in a pod", "in a pod", True),
-        (None, "in no pod", False),
-    ],
-)
+@pytest.mark.parametrize(("theirs", "ours", "is_ours"), CASES["machines"])
 def test_root_of_another_pod_or_of_an_invisible_process_is_not_root_here(
     tmp_path, theirs, ours, is_ours
 ):
     for pid, where in ((4242, theirs), (os.getpid(), ours)):
         if where is not None:
             (tmp_path / str(pid)).mkdir()
-            (tmp_path / str(pid) / "cgroup").write_text(CGROUPS[where])
+            (tmp_path / str(pid) / "cgroup").write_text(CASES["cgroups"][where])
             (tmp_path / str(pid) / "comm").write_text("python\n")
     assert _is_of_this_machine(4242, tmp_path) is is_ours
     assert not _is_of_this_machine(0, tmp_path)

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cases import cases
 from tests.daemon.http.conftest import NOW, TIMEOUT_S
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
@@ -47,17 +48,7 @@ def test_a_kept_connection_is_answered_in_the_same_way_until_a_fault(
     kept.close()
 
 
-@pytest.mark.parametrize(
-    ("actions", "rendered_at"),
-    [
-        # A page is rendered once a second, however many ask.
-        ("s0 s0.5 s1 s1.2 s2.25 s2.35", [0.0, 1.2, 2.35]),
-        # Rendered ahead for a scraper that comes each second, until it comes each five seconds.
-        ("s0 r1", [0.0]),
-        ("s0 r1 s1 r2 s2 r4.1", [0.0, 2.0]),
-        ("s0 r1 s1 r2 s7 r8", [0.0, 2.0, 7.0]),
-    ],
-)
+@pytest.mark.parametrize(("actions", "rendered_at"), cases(__file__)["pages"].items())
 def test_a_page_is_as_old_as_its_scraper_allows(agent, actions, rendered_at):
     """s: a scrape, r: the refresh of each second, and the time in seconds."""
     now, rendered, state = [0.0], [], agent.now

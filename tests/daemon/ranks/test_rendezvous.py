@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tests.cases import cases
 from tests.daemon.ranks.sources import RankNode, ranks_source
 from tests.waiting import DEADLINE_S
 from warpwatch import protocol
@@ -264,15 +265,7 @@ def test_ranks_that_name_no_run_are_of_the_one_that_began_up_to_ten_minutes_befo
     assert (job.owner, job.name, job.run) == (OWN, "train", f"{began}-{first.path.stem[-6:]}")
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        pytest.param({"rank": 0}, id="the same rank"),
-        pytest.param({"rank": 1, "world_size": 4}, id="another world size"),
-        pytest.param({"rank": 1, "master": "10.0.0.9:29500"}, id="another master"),
-        pytest.param({"rank": 1, "run": "r2"}, id="a run that is named"),
-    ],
-)
+@pytest.mark.parametrize("other", cases(__file__)["other_runs"])
 def test_what_cannot_be_of_the_same_run_is_another_one_of_its_own_name(node, other):
     node.ring(rank=0)
     node.clock.advance(0.1)
