@@ -162,7 +162,9 @@ def _parse_job(line: str) -> SlurmJob:
     job, *about = line.split()
     words = [word.partition("=")[::2] for word in about]
     # A cluster without accounting has no account.
-    known = all(name in _ABOUT and (not value or SLURM_WORD.fullmatch(value)) for name, value in words)
+    known = all(
+        name in _ABOUT and (not value or SLURM_WORD.fullmatch(value)) for name, value in words
+    )
     if not _JOB_ID.fullmatch(job) or not known:
         raise FileRefused("holds something else than jobs")
     return SlurmJob(job, **dict(words))

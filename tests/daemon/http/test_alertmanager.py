@@ -151,8 +151,8 @@ def test_what_was_refused_is_asked_for_again_with_the_next_notification(site):
 
 def test_a_gpu_of_mig_instances_has_the_ranks_of_all(site):
     node, client = site()
-    instance = {"gpu_instance": "1", "info": {"parent_uuid": "GPU-9"}}
-    for device in (Device("GPU-9", 0, "A100"), Device("GPU-2", 0, "A100", **instance)):
+    instance = Device("GPU-2", 0, "A100", "1", info={"parent_uuid": "GPU-9"})
+    for device in (Device("GPU-9", 0, "A100"), instance):
         node.node.hub.publish_device(DeviceSample(device, node.clock.wall(), {}))
     assert send(client, alert(training_job="", gpu="0"))[0]["outcome"] == "captured"
     assert node.captures()[0].request.ranks == (2,)
