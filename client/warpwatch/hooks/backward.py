@@ -76,10 +76,10 @@ class BackwardHook:
             state.backwards += 1
             if state.backwards == state.next_awaited:
                 state.act_at_backward()
-            if state.samples or state.tokens:
-                state.count_batches(monitor)
             if not self._phase:
                 self._first(monitor)
+            if state.samples or state.tokens:
+                state.count_batches(monitor)
             clock.push((self._phase, monotonic_ns(), state.after_backward))
             state.in_backward = True
             return True
@@ -104,6 +104,9 @@ class BackwardHook:
         state, phases = self._state, monitor.phases
         self._phase = phases["backward"].index
         is_loaded = state.loaded_by == monitor.clock.thread
+        if state.loaded_by and not is_loaded:
+            # The rest of the batches is read in a background thread, where none is seen.
+            state.batches = state.samples = state.tokens = 0
         state.pair_phases(self._phase, phases["forward"].index if is_loaded else 0)
         if state.compiles and not state.updates:
             # The optimizer may be compiled, too.

@@ -102,7 +102,10 @@ class LoaderHook:
             self._given += 1
             if purpose == _EVALUATION:
                 return
-            state = self._state
+            state, monitor = self._state, self._state.monitor
+            # A background thread reads for a training that has begun meanwhile.
+            if purpose == _UNTIMED and monitor is not None and not state.in_training_thread():
+                return
             state.batches += 1
             samples, tokens = measure(batch, self._dimension or 0)
             if self._dimension is None:
@@ -114,7 +117,6 @@ class LoaderHook:
                 # Loaders asked in turn give one step's data.
                 state.samples += samples
                 state.tokens += tokens
-            monitor = state.monitor
             if monitor is None:
                 state.loaded_by = get_ident()
             elif purpose == _TRAINING:
