@@ -68,11 +68,6 @@ def test_a_small_kv_cache_thrashes():
     assert thrash.summary.startswith("the KV cache is too small for the load: ")
 
 
-def test_a_queue_that_grows_without_an_end_is_found():
-    found = opened(alone("queue_growth"), server(BUSY, Fault(600, load=4.0)).records(2400))
-    assert after(found, 600) == [("queue_growth", None)]
-
-
 def test_a_blocked_front_end_is_named_as_the_cause():
     engine, load = detection(), server(fault=Fault(3000, front_end_s=0.2))
     found = opened(engine, load.records(2900))
@@ -96,23 +91,6 @@ def seen(rank: int = 0, count: int = 1) -> RankSeen:
 DECODING: dict[str, Any] = {"iterations": {"decode": (10, 0.9)}, "running": 4}
 HEALTHY = DECODING | {"inter_token": {0: 40}, "inter_token_s": 3.6}
 SLOW = DECODING | {"inter_token": {0: 40}, "inter_token_s": 7.2}
-
-
-@pytest.mark.parametrize(
-    ("preemptions", "rank", "cause"),
-    [
-        (0, 0, "the front end, since work, ranks, queue and KV cache do not explain it"),
-        (1, None, "the KV cache, since requests lose their place and are computed again"),
-    ],
-)
-def test_latencies_that_iterations_do_not_explain_have_a_cause(preemptions, rank, cause):
-    slow = seconds(60, 300, **SLOW, preemptions=preemptions)
-    (found,) = opened(alone("latency_regression"), [seen(), *seconds(300, **HEALTHY), *slow])
-    assert found.rank == rank
-    assert found.summary == (
-        "the time between tokens is 100 % longer than the iterations explain: 0.18 s instead of "
-        f"0.0902 s; cause: {cause}"
-    )
 
 
 def test_an_anomaly_that_explains_a_latency_names_it():
