@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from warpwatch_telemetry import clean_text
+from warpwatch_telemetry.bus_messages import name_of, token
 from warpwatch_telemetry.catalogue import series_key, series_text
 from warpwatch_telemetry.log import Decoder, decode, encode
 from warpwatch_telemetry.records import (
@@ -88,9 +89,11 @@ def test_a_metric_of_a_newer_version_is_kept_as_written() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(st.text(), st.text())
-def test_any_label_value_comes_back(pid: str, process: str) -> None:
+def test_any_label_value_and_name_on_the_bus_comes_back(pid: str, process: str) -> None:
     key = ("process_gpu_memory_bytes", (pid, process))
     assert series_key(series_text(key)) == key
+    name = f"{process}x"[-50:]
+    assert name_of(token(name)) == name
 
 
 @pytest.mark.parametrize(("line", "message"), CASES["bad_lines"])

@@ -1,9 +1,9 @@
 """The sentence that every surface has for an anomaly."""
 
-from collections.abc import Callable
+import json
 from dataclasses import replace
-from typing import Any
 
+from tests.conftest import Cases
 from warpwatch_telemetry.anomalies import Anomaly, first_sentence, sentence
 
 BEGIN = 1_700_018_000.0
@@ -20,21 +20,13 @@ OFF_THE_BUS = Anomaly(
     id="a1",
     kind="xid",
 )
-NO_JOB: dict[str, Any] = {"job": None, "rank": None, "owner": ""}
-SLOW: dict[str, Any] = {"kind": "straggler", "summary": "slow", "gpu": None}
-CHANGES: tuple[dict[str, Any], ...] = (
-    {},
-    NO_JOB | {"summary": "heat"},
-    NO_JOB | {"gpu": None, "device": "mlx5_0/1", "summary": "down"},
-    *(SLOW, SLOW | {"node": "gpu-2"}, SLOW | {"rank": None, "owner": "", "judged_by": "fleet"}),
-    *(SLOW | NO_JOB | {"end_time": BEGIN + later_s} for later_s in (86400, 120)),
-    SLOW | {"rank": None, "summary": "x" * 999, "time": float("1e300")},
-)
 
 
-def test_a_sentence_has_cause_place_owner_and_begin(golden_case: Callable[..., None]) -> None:
-    said = (f"{one}\n    {sentence(replace(OFF_THE_BUS, **one), 'gpu-155')}\n" for one in CHANGES)
-    golden_case("".join(said))
+def test_a_sentence_has_cause_place_owner_and_begin(cases: Cases) -> None:
+    def said(changes: str) -> str:
+        return sentence(replace(OFF_THE_BUS, **json.loads(changes)), "gpu-155")
+
+    cases("telemetry/sentences.txt", said)
 
 
 def test_a_label_has_the_first_cause_alone_whatever_is_found_later() -> None:

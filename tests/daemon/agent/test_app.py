@@ -60,15 +60,26 @@ def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
         remote_store={"url": (tmp_path / "remote").as_uri()},
     )
     steps: dict[str, Callable[[], None]] = {}
+    loops: dict[str, Mock] = {}
     lines = [f"trusted for s: {daemon.hub._stale_after_s}\n"]
 
     def every(name: str, interval_s: float, step: Callable[[], None]) -> Mock:
         steps[name] = step
         lines.append(f"{name} {interval_s:g} {getattr(step, '__qualname__', step)}\n")
-        return Mock()
+        loops[name] = Mock(interval_s=interval_s)
+        return loops[name]
 
     monkeypatch.setattr(daemon.supervisor, "every", every)
+    # Before their start, loops are not woken.
+    daemon._waking("positions")()
+    daemon._hurry(busy=True)
     daemon._start()
+    daemon._waking("positions")()
+    loops["positions"].wake.assert_called_once()
+    for busy, interval_s in ((True, 0.02), (True, 0.02), (False, 0.2)):
+        daemon._hurry(busy)
+        assert loops["pipeline"].interval_s == interval_s
+        loops["pipeline"].wake.assert_called_once()
     golden_case("".join(lines))
     # On an empty node, each of the daemon's own does nothing, and does not fail.
     for name in ("captures", "stacks", "retention", "inboxes", "sweep", "disk", "quotas"):

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import resource
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -154,6 +155,14 @@ def test_py_spys_answer_becomes_threads():
     assert (found["name"], found["main"], found["gil"]) == ("MainThread", True, True)
     assert [frame["function"] for frame in found["frames"]] == ["<module>", "hold"]
     assert stacks.parse_py_spy(b"[[", 7) == []
+
+
+def test_py_spy_is_the_one_of_the_daemons_python(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "other"))
+    assert stacks.find_py_spy() is None
+    (tmp_path / "py-spy").touch()
+    assert stacks.find_py_spy() == str(tmp_path / "py-spy")
 
 
 def test_where_there_are_none_the_reason_is_said(tmp_path):

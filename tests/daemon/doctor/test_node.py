@@ -1,6 +1,7 @@
 """The node beside its GPUs: NCCL's environment, the kernel log, schedulers, the host."""
 
 import os
+import resource
 import shutil
 import socket
 from collections.abc import Iterator
@@ -84,6 +85,14 @@ def test_the_kubelet_is_asked_for_where_there_is_kubernetes_and_one_that_is_sile
         server.listen()
         found.append(list(host.scheduler_checks(node)))
     golden_case("\n".join(line for checks in found for line in doctor.lines(checks)))
+
+
+def test_few_open_files_are_a_note(monkeypatch, golden_case):
+    found = []
+    for limits in ((1024, 1024), (1024, 4096), (65536, 65536), (1024, -1), (65536, -1)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
+        found.append(host._open_files())
+    golden_case("\n".join(doctor.lines(found)))
 
 
 def test_folders_need_rights_and_200_mib_and_shared_memory_8_gib(inputs, monkeypatch, golden_case):

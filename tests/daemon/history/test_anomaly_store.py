@@ -1,6 +1,7 @@
 """The history of anomalies and the minutes around them: what is kept, and what a bad disk costs."""
 
 import sqlite3
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -209,11 +210,12 @@ class Node:
         config = parse(Config, sections, "test")
         self.clock = ManualClock(wall=NOW)
         self.detection = Detection(config.detection, config.anomalies)
+        self.is_woken = threading.Event()
         self.archive = Archive(
             folder,
             self.detection,
             self.failures.append,
-            lambda: None,
+            self.is_woken.set,
             monotonic=self.clock.monotonic,
             wall=self.clock.wall,
         )
@@ -230,8 +232,10 @@ class Node:
 
     def round(self, after_s: float) -> None:
         self.clock.advance(after_s)
+        self.is_woken.clear()
         self.archive.advance(self.clock.wall())
-        self.archive.write()
+        if self.is_woken.is_set():
+            self.archive.write()
 
 
 def crash_in_training(node: Node) -> Anomaly:

@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S, eventually
 from warpwatch_serving import web_config
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.server import Server
+from warpwatch_serving.server import FOLDER_MODE, Server, listen_locally
 from warpwatch_telemetry.errors import UsageError
 
 PLAIN_TLS = "tls_server_config: {cert_file: server.crt, key_file: server.key}\n"
@@ -49,6 +50,15 @@ def trusting(folder: Path) -> ssl.SSLContext:
 def test_an_address_that_never_exists_is_a_usage_error_that_names_the_key(agent):
     with pytest.raises(UsageError, match=r"http\.listen"):
         Server(agent, HttpConfig(listen="no.such.name.invalid:0"))
+
+
+def test_a_socket_that_is_served_is_not_taken_and_one_that_was_left_is(tmp_path):
+    path = tmp_path / "api" / "socket"
+    with listen_locally(path), pytest.raises(OSError, match="another process serves it"):
+        listen_locally(path)
+    with listen_locally(path):
+        modes = [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)]
+        assert modes == [FOLDER_MODE, 0o666]
 
 
 def up(client: httpx.Client) -> float:

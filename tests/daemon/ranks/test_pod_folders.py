@@ -70,6 +70,10 @@ def test_a_pod_finds_a_rendezvous_of_its_own_and_files_of_no_pod_are_left_alone(
         said = subprocess.run(["cat", pod / "daemon.lock"], capture_output=True).stdout
         assert json.loads(said)["inbox"] == str(node.inbox(uid))
         assert finds_daemon(pod)
+    # A lock that is intact is not renewed.
+    locked = (node.pod(A) / "daemon.lock").stat().st_mtime_ns
+    node.poll(61)
+    assert (node.pod(A) / "daemon.lock").stat().st_mtime_ns == locked
     node.source.close()
     assert not finds_daemon(node.pod(A))
 
@@ -206,13 +210,15 @@ def test_the_limit_of_rings_is_one_for_all_folders_and_who_waits_is_counted_once
     assert node.rejects == {"too_many": 1}
 
 
+@pytest.mark.parametrize("shown", [2, 3])
 @with_limits(rings=1)
-def test_an_ended_ring_gives_its_place_back_at_once_where_another_waits(node):
+def test_an_ended_ring_gives_its_place_back_at_once_where_another_waits(node, monkeypatch, shown):
+    monkeypatch.setattr(source, "MAX_RINGS_PER_OWNER", shown)
     for rank in range(3):
         node.file(rank=rank, world_size=3).step()
     for at_s in range(6):
         node.poll(at_s)
-    assert [state.steps_total for state in node.states()] == [1, 1, 1]
+    assert [state.steps_total for state in node.states()] == [1] * shown
 
 
 @with_limits(rings=2)
