@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
 import os
 import shutil
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -75,9 +73,6 @@ def main(argv: Sequence[str]) -> int:
     if arguments.json:
         say(json.dumps([asdict(check) for check in checks], indent=1))
     else:
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            # A terminal without Unicode shows a question mark rather than nothing.
-            sys.stdout.reconfigure(errors="replace")
         width = min(max(shutil.get_terminal_size((80, 24)).columns, _NARROWEST), _WIDEST)
         say(f"warpwatch {__version__}\n")
         say("\n".join(lines(checks, width)))

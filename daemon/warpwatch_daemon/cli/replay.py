@@ -179,9 +179,6 @@ Shown = Callable[[str, str | None], bool]
 
 def main(argv: Sequence[str]) -> int:
     arguments = _arguments(argv)
-    # Names of jobs in a log may hold characters that no terminal or file can take.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
     shown = _filter(arguments.job, arguments.kind)
     config = _configured(arguments.config, arguments.settings)
     replay = LogReplay(config.detection, config.anomalies, explain=arguments.explain)
