@@ -164,6 +164,14 @@ def test_independent_engines_of_one_server_are_replicas():
     assert vllm.worker_place(config(data_parallel_index=2), 0, 0)["run"] == "start1-dp2"
 
 
+def test_a_scheduler_whose_base_class_was_one_is_wrapped_once():
+    names = ("schedule", "update_from_output", "has_unfinished_requests")
+    base = type("Base", (), dict.fromkeys(names, lambda self: None))
+    for kind in (base, type("Async", (base,), {}), base):
+        vllm._hook_scheduler_class(kind)
+        assert kind.schedule.__wrapped__ is kind.has_unfinished_requests
+
+
 def test_the_entry_points_are_found_only_in_the_folder_of_run():
     names = (BOOTSTRAP / "warpwatch_hooks-0.dist-info/entry_points.txt").read_text()
     assert "warpwatch = warpwatch.hooks.vllm:install" in names

@@ -149,8 +149,12 @@ def _hook_worker(module: ModuleType) -> None:
 
 
 def _wrap(owner: Any, name: str, **hooks: Any) -> None:
+    """Wrap the method, unless it is wrapped already, as that of a base class."""
     original = getattr(owner, name)
-    setattr(owner, name, wraps(original)(process.around(original, **hooks)))
+    if not hasattr(original, "of_warpwatch"):
+        wrapper: Any = wraps(original)(process.around(original, **hooks))
+        wrapper.of_warpwatch = True
+        setattr(owner, name, wrapper)
 
 
 _work = (0, 0, 0, 0)
@@ -200,9 +204,6 @@ def _hook_scheduler(module: ModuleType) -> None:
 
 
 def _hook_scheduler_class(kind: Any, *_: Any) -> None:
-    if "_warpwatch" in vars(kind):
-        return
-    kind._warpwatch = True
     if _fits(kind, "schedule", "update_from_output", "has_unfinished_requests"):
         _wrap(kind, "__init__", after=_join_scheduler)
         _wrap(kind, "schedule", before=_schedule, phase="schedule", after=_scheduled)
