@@ -8,9 +8,9 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from warpwatch import faults, protocol
 from warpwatch.iterations import IterationClock
@@ -90,10 +90,10 @@ def _install() -> None:
 
     sys.excepthook = excepthook
     _watch_thread()
-    _watch_exit()
-    _watch_hard_exit()
+    _watch_end(sys, "exit", _report_failure)
+    _watch_end(os, "_exit", _at_hard_exit)
     for name in ("execv", "execve"):  # all others call these
-        setattr(os, name, _ending(getattr(os, name)))
+        _watch_end(os, name, partial(_set_ended, 1), partial(_set_ended, 0))
 
 
 def _watch_thread() -> None:
@@ -110,16 +110,24 @@ def _watch_thread() -> None:
     threading.excepthook = excepthook
 
 
-def _watch_exit() -> None:
-    """Report the exception whose handler calls ``sys.exit(1)``: it ends the program."""
-    original = sys.exit
+def _watch_end(
+    module: Any, name: str, before: Callable[..., object], failed: Callable[[], object] = int
+) -> None:
+    """Call ``before`` when the program ends by this function, and ``failed`` if it does not."""
+    original = getattr(module, name)
 
     @wraps(original)
-    def leave(*status: Any) -> NoReturn:
-        _report_failure(*status)
-        original(*status)
+    def end(*args: Any, **kwargs: Any) -> None:
+        try:
+            before(*args, **kwargs)
+        finally:
+            # Also if a signal's handler raises meanwhile: the caller expects no return.
+            try:
+                original(*args, **kwargs)
+            finally:
+                failed()
 
-    sys.exit = leave
+    setattr(module, name, end)
 
 
 @faults.guarded
@@ -131,38 +139,14 @@ def _report_failure(status: Any = None) -> None:
         _report_exception(error)
 
 
-def _watch_hard_exit() -> None:
+def _at_hard_exit(status: int) -> None:
     """Run the exit handler on ``os._exit(0)``, which programs use to skip a hanging exit."""
-    original = os._exit
-
-    @wraps(original)
-    def leave(status: int) -> NoReturn:
-        try:
-            if status == 0:
-                _at_exit()
-        finally:
-            # Also if a signal's handler raises meanwhile: the caller expects no return.
-            original(status)
-
-    os._exit = leave
-
-
-def _ending(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``os.execv`` or ``os.execve``; the program ends cleanly by it, unless it fails."""
-
-    @wraps(execute)
-    def replace(*args: Any, **kwargs: Any) -> Any:
-        _set_ended(1)
-        try:
-            return execute(*args, **kwargs)
-        finally:
-            _set_ended(0)
-
-    return replace
+    if status == 0:
+        _at_exit()
 
 
 @faults.guarded
-def _set_ended(ended: int) -> None:
+def _set_ended(ended: int, *_: Any, **__: Any) -> None:
     if _monitor is not None and _monitor.clock.ring is not None:
         _monitor.clock.ring.words[protocol.WORD_ENDED] = ended
 

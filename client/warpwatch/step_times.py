@@ -179,11 +179,8 @@ class CudaSteps:
         self._whole = True
 
     def restart(self) -> None:
-        """Discard the time since the last step: the next step's times start with itself.
-
-        Two events stay in use until then: the last step's end, which may not be read back yet, and
-        the newest one, which the start of the next step may share.
-        """
+        """Discard the time since the last step: the next step's times start with itself."""
+        # The last step's end is not read back yet, and the next step may share the newest event.
         _release([event for event, _ in self._marks[:-1]])
         del self._marks[:-1]
         self._begin = None

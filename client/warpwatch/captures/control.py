@@ -281,11 +281,10 @@ class Captures:
     def expire(self) -> None:
         """Give up a late capture, and stop its recorder where that may be: no step may follow."""
         session = self.session
-        if session is None:
-            return
-        session.expire()
-        if session.dropped and session.prepared and session.recorder.stops_anywhere:
-            faults.guarded(session.recorder.drop)()
+        if session is not None:
+            session.expire()
+            if session.dropped and session.prepared and session.recorder.stops_anywhere:
+                faults.guarded(session.recorder.drop)()
 
     def deliver(self, beat: Callable[[], None]) -> None:
         """Move exported captures to the inbox; delete those that nobody will fetch."""

@@ -239,11 +239,9 @@ class DeathDetector(Detector):
             return self._decide(name, job, now, Cause("oom", first, text, job.step))
         if not silent:
             lost_s = job.lost_peer[first] + NOTICED_S
-            left = {r: t for r, t in job.gone.items() if r not in job.lost_peer and t <= lost_s}
-            text = f"raised {job.said[first]}"
-            if left:
-                first, text = next(iter(left)), "exited before its peers, which lost it"
-            cause = Cause("crash", first, text, job.step)
+            left = [r for r, t in job.gone.items() if r not in job.lost_peer and t <= lost_s]
+            text = "exited before its peers, which lost it" if left else f"raised {job.said[first]}"
+            cause = Cause("crash", left[0] if left else first, text, job.step)
             return self._decide(name, job, now, cause)
         peers = (job.alive | job.lost_peer.keys()) - {first}
         if peers:
