@@ -60,9 +60,7 @@ def test_all_that_is_known_of_two_nodes_is_golden(golden_case):
     # A newer agent says something that this fleet does not know.
     state.feed(first.address, [b'{"type":"tomorrow","time":1}'], cluster.now)
     job = cluster.job()
-    ranks = [
-        replace(rank, recent_s=rank.recent_s[-3:]) for rank in job.ranks(state.names(), cluster.now)
-    ]
+    ranks = [replace(r, recent_s=r.recent_s[-3:]) for r in job.ranks(state.names(), cluster.now)]
     # As another worker gets them.
     sent = msgspec.msgpack.encode(WorkerDetails((), *state.detector_statuses()))
     details = msgspec.msgpack.decode(sent, type=WorkerDetails)

@@ -5,7 +5,6 @@ import resource
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,6 @@ from warpwatch_daemon.config import Config
 from warpwatch_daemon.doctor import gpus, host
 from warpwatch_daemon.doctor.check import Check, CheckInputs, Group
 from warpwatch_daemon.doctor.interconnect import nccl_checks
-from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.nvml.survey import GpuReading
 
@@ -117,7 +115,10 @@ def test_folders_need_rights_and_200_mib_and_shared_memory_8_gib(inputs, monkeyp
 def test_the_daemon_that_trainings_find_is_examined(inputs, tmp_path, monkeypatch):
     monkeypatch.delenv("WARPWATCH_DIR", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    RendezvousFolder(tmp_path / "warpwatch", tmp_path / "inbox", "1").close()
-    with closing(Holder(tmp_path / "warpwatch" / "daemon.lock")) as holder:
-        found = {one.name: one.detail for one in host.agent_checks(inputs())}
-    assert found["rendezvous"] == f"{tmp_path}/warpwatch, held by pid {holder.pid}"
+    lock = tmp_path / "warpwatch" / "daemon.lock"
+    lock.parent.mkdir()
+    lock.touch()
+    holder = Holder(lock)
+    (found,) = (one for one in host.agent_checks(inputs()) if one.name == "rendezvous")
+    holder.close()
+    assert found.detail == f"{lock.parent}, held by pid {holder.pid}"

@@ -3,17 +3,13 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.for_fleet.bus import RecordPublisher
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
-from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.bus import Bus
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.bus_messages import Publisher
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankSeen, Step
@@ -105,7 +101,7 @@ def test_a_reader_that_was_away_too_long_is_told_how_much_it_lost(node):
 
 
 def test_lines_wait_ten_minutes_for_the_bus_and_those_that_are_dropped_are_counted(node):
-    RecordPublisher(node.stream, cast(Bus, None), Publisher("gpu-1"), "0.3.0", AgentMetrics())
+    node.stream.keep()
     for number in (1, 2, 3):
         node.step(number)
         node.clock.advance(400)

@@ -529,6 +529,7 @@ def test_clocks_are_sent_every_fourth_second_and_never_late():
     publisher = RecordPublisher(
         node.stream, cast(Bus, bus), NODE, "0.3.0", AgentMetrics(), clock.monotonic, lambda: NOW
     )
+    assert node.stream._is_kept
     node.say(seen(0, 1, "job"))
     with pytest.raises(BusError):
         asyncio.run(publisher.advance())
