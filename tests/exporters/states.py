@@ -8,18 +8,14 @@ import msgspec
 
 from warpwatch_devices.simulated import PROFILES, SimulatedDevice
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import (
     Attribution,
     Device,
     DeviceSample,
     HostSample,
-    Pod,
-    ProcessOwner,
-    SlurmJob,
     SourceHealth,
-    Workload,
 )
 from warpwatch_telemetry.state import JobState, RankState, Sensitivity, State
 
@@ -29,6 +25,12 @@ _PARTS = msgspec.json.decode(Path(__file__).with_name("states.json").read_bytes(
 SLOW = msgspec.convert(_PARTS["anomaly"], Anomaly)
 CAPTURE = msgspec.convert(_PARTS["capture"], Capture)
 _RANK = msgspec.convert(_PARTS["rank"], RankState)
+_CAPTURES = msgspec.convert(_PARTS["captures"], tuple[Capture, ...])
+_SENSITIVITIES = msgspec.convert(_PARTS["sensitivities"], tuple[Sensitivity, ...])
+_ATTRIBUTIONS, _MORE_ATTRIBUTIONS = (
+    msgspec.convert(_PARTS[name], tuple[Attribution, ...], strict=False)
+    for name in ("attributions", "more_attributions")
+)
 
 
 def state_of(*found: Anomaly | Capture, time: float = NOW) -> State:
@@ -67,21 +69,8 @@ def full_state() -> State:
         ("device_xid_last_timestamp_seconds", ("79",)): TIME - 5,
     }
     gpus = simulated(2)
-    trainer = Workload("ml", "llama-0", "trainer")
-    held = {gpus[0].device.uuid: (trainer,), "GPU-4": (trainer, replace(trainer, pod="llama-1"))}
-    slurm_job = SlurmJob("4711", "ann", "vision", "a3")
-    owners = {77: ProcessOwner("python", "p-1", "c-1"), 78: ProcessOwner("srun", slurm=slurm_job)}
-    attributions = (
-        Attribution("kubelet", TIME - 3, held),
-        Attribution("slurm", TIME - 4, slurm_jobs={gpus[1].device.uuid: (slurm_job,)}),
-        Attribution("cgroup", TIME - 2, processes=owners),
-    )
-    diagnosis = {"findings": [{"kind": "data_loading", "share": 0.39}, {"kind": "host_bound"}]}
-    request = CaptureRequest("llama", "torch", "anomaly", owner="uid/1000")
-    capture = Capture("c1", request, TIME, diagnosis=diagnosis)
     active = replace(SLOW, id="a1", time=TIME, summary="rank 1 is slow", job=None, rank=None)
     active = replace(active, first_summary="rank 1 was\nslow; as seen")
-    older = replace(capture, id="c0", time=TIME - 60, diagnosis={"findings": []})
     return State(
         time=TIME,
         version="0.1.0",
@@ -97,8 +86,8 @@ def full_state() -> State:
         ranks=(rank(0, energy_j=617.25), rank(1, status="died", memory_reserved_bytes=None)),
         jobs=(JobState("llama", 2, ("0", "1"), energy_j=1234.5, owner="uid/1000"),),
         anomalies=(active, replace(active, id="a2", summary="rank 0 was", end_time=TIME)),
-        captures=(capture, older),
-        attributions=attributions,
+        captures=_CAPTURES,
+        attributions=_ATTRIBUTIONS,
         public_url="https://warpwatch.example",
     )
 
@@ -113,8 +102,6 @@ def odd_state() -> State:
         ("device_recovery_action", ()): 0,
     }
     full = full_state()
-    # Two containers share a device.
-    held = {"GPU-1": (Workload("ml", "a", "c"), Workload("ml", "b", "c"))}
     ours: dict[str, Any] = {"owner": "ns/team", "pod_uid": "p-1"}
     found = replace(full.anomalies[0], job="llama", owner="ns/team", rank=1, device="GPU-1", gpu=0)
     return replace(
@@ -135,15 +122,8 @@ def odd_state() -> State:
         ),
         # The scrape names an agent's node, which an empty label would hide; a fleet's is its own.
         anomalies=(found, replace(found, id="a4", kind="hang", node="gpu-7")),
-        attributions=(
-            *full.attributions,
-            Attribution("kubelet", TIME, held),
-            Attribution("pod_logs", TIME, pods={"p-1": Pod("team", "llama-0")}),
-        ),
-        sensitivities=(
-            Sensitivity("straggler", "llama", "ns/team", True, "limit 1.9"),
-            Sensitivity("straggler", "other", "ns/team", False, "limit 1.9"),
-        ),
+        attributions=(*full.attributions, *_MORE_ATTRIBUTIONS),
+        sensitivities=_SENSITIVITIES,
     )
 
 

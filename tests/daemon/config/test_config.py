@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.cases import cases
-from warpwatch_capturing.config import RecipeConfig, TriggersConfig
+from warpwatch_capturing.config import TriggersConfig
 from warpwatch_capturing.policy import Disk, Policy
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.config import Config, ConfigWatch, Reloading
@@ -64,19 +64,26 @@ def test_a_reload_swaps_the_triggers_and_says_each_time_what_needs_a_restart(tmp
     assert [value({"result": result}) for result in ("ok", "failed")] == [2, 1]
 
 
-def test_a_removed_key_is_ignored_with_a_warning(tmp_path, caplog):
-    assert load(tmp_path, "rendezvous: {kineto: true, owner_bytes: 5}").rendezvous.owner_bytes == 5
-    assert "rendezvous.kineto is ignored: captures without the shim were removed" in caplog.text
+def changed(tree: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a configuration that differ from those of ``before``."""
+    return {
+        key: changed(value, before[key]) if isinstance(value, dict) and before.get(key) else value
+        for key, value in (dict.fromkeys(before, "removed") | tree).items()
+        if value != before.get(key, ...)
+    }
 
 
-def test_switches_of_kinds_are_read_as_a_list_of_disabled_kinds(tmp_path, caplog):
-    switches = "straggler: {enabled: false}, hang: {enabled: true, timeout_s: 5}"
-    text = f"detection: {{disabled: [xid], {switches}}}"
-    config = load(tmp_path, text, WARPWATCH_DETECTION__CRASH__ENABLED="false")
-    assert config.detection.disabled == ("xid", "straggler", "crash")
-    assert config.detection.hang.timeout_s == 5
-    keys = "detection.straggler.enabled, detection.hang.enabled, detection.crash.enabled"
-    assert f"{keys}: removed keys, use detection.disabled: [straggler, crash]" in caplog.text
+def test_what_a_file_and_variables_make_of_the_defaults_is_golden(tmp_path, caplog, golden_case):
+    lines, defaults = list[str](), loading.as_tree(Config())
+    for text, environ in CASES["loaded"]:
+        caplog.clear()
+        found = changed(loading.as_tree(load(tmp_path, text, **environ)), defaults)
+        variables = (f"{name}={value}" for name, value in environ.items())
+        lines += [text, *variables, "=>", *caplog.messages, yaml.safe_dump(found)]
+    golden_case("\n".join(lines).replace(str(tmp_path), ""))
+    names = "c.yaml, WARPWATCH_HTTP__LISTN: http.listn: unknown key, did you mean 'listen'"
+    with pytest.raises(UsageError, match=names):
+        load(tmp_path, "", WARPWATCH_HTTP__LISTN="x")
 
 
 def test_a_mistake_is_named(tmp_path, golden_case):
@@ -102,47 +109,6 @@ def test_files_of_the_bus_that_cannot_be_used_are_named(tmp_path, golden_case):
             # The rest is OpenSSL's own.
             lines.append(str(refused.value).replace(str(tmp_path), "").partition(": [")[0])
     golden_case("\n".join(lines))
-
-
-def test_units_are_understood_and_numbers_may_be_written_as_texts(tmp_path):
-    text = """
-store: {max_bytes: 1.5GiB, max_age: 1w}
-sources: {host: {interval_s: '2.5'}, simulated: {devices: '2'}}
-triggers: {quiet_hours: '22:00-06:00 UTC'}
-"""
-    config = load(tmp_path, text, WARPWATCH_TRIGGERS__COOLDOWN_S="1e3")
-    assert (config.store.max_bytes, config.store.max_age) == (1610612736, 604800)
-    assert config.triggers.quiet_hours == ("22:00-06:00 UTC",)
-    assert (config.sources.host.interval_s, config.sources.simulated.devices) == (2.5, 2)
-    assert config.triggers.cooldown_s == 1000
-
-
-def test_variables_come_on_top_of_the_file(tmp_path):
-    config = load(
-        tmp_path,
-        "http: {listen: '127.0.0.1:1'}\ndetection:\n#  crash: {}",
-        WARPWATCH_HTTP__LISTEN="127.0.0.1:2",
-        WARPWATCH_DETECTION__HANG__TIMEOUT_S="7",
-        WARPWATCH_TRIGGERS__RECIPES__HANG__STEPS="2",
-        WARPWATCH_DIR="/not/a/key",
-    )
-    assert config.http.listen == "127.0.0.1:2"
-    assert config.detection.hang.timeout_s == 7
-    assert config.triggers.recipes["hang"] == RecipeConfig(kind="stacks", steps=2)
-    assert config.triggers.recipes.keys() == TriggersConfig().recipes.keys()
-    names = "c.yaml, WARPWATCH_HTTP__LISTN: http.listn: unknown key, did you mean 'listen'"
-    with pytest.raises(UsageError, match=names):
-        load(tmp_path, "", WARPWATCH_HTTP__LISTN="x")
-
-
-def test_a_recipe_lies_on_top_of_its_kinds_default_and_null_switches_it_off(tmp_path):
-    text = "triggers: {recipes: {straggler: {steps: 9}, oom: {kind: stacks}, data_stall: null}}"
-    recipes = load(tmp_path, text).triggers.recipes
-    assert recipes["straggler"] == RecipeConfig(ranks="culprit_and_peer", steps=9)
-    assert recipes["oom"] == RecipeConfig(kind="stacks")
-    assert recipes["hang"] == RecipeConfig(kind="stacks")
-    assert recipes["data_stall"] is None
-    assert load(tmp_path, "triggers: {recipes: {}}").triggers == TriggersConfig()
 
 
 @pytest.fixture
