@@ -65,15 +65,13 @@ def test_a_torch_that_is_being_imported_is_none() -> None:
     assert refusal(situation(ModuleType("torch"))) == "no_torch"
 
 
-def test_graphs_are_a_reason_before_cuda_12_6_alone() -> None:
+def test_graphs_are_a_reason_before_cuda_12_6_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cuda_graphs(situation(torch(pools=1))) == "cuda_graphs"
     assert cuda_graphs(situation(torch(pools=1, version="11.8"))) == "cuda_graphs"
     assert cuda_graphs(situation(torch(pools=0))) is None
     assert cuda_graphs(situation(torch(pools=1, version="12.6"))) is None
     assert cuda_graphs(situation(torch(pools=1, cuda=False))) is None
-
-
-def test_graph_trees_of_inductor_are_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Inductor's trees of graphs are graphs.
     name = "torch._inductor.cudagraph_trees"
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert cuda_graphs(situation(torch(pools=0))) == "cuda_graphs"
@@ -252,42 +250,25 @@ def test_the_budget_samples_often_at_first_seldom_later(monkeypatch: pytest.Monk
     assert sampled == [0, 1, 3, 6, 10, 16, 25, 39, 56]
 
 
+# An operator has 25 events, and 40 on a GPU, until a capture has shown how many.
 @pytest.mark.parametrize(("cuda", "events"), [(False, 1000), (True, 1600)])
-def test_an_operator_has_25_events_and_40_on_a_gpu(
-    cuda: bool, events: int, monkeypatch: Any
-) -> None:
-    counted, counter = torch(cuda=cuda), iter((1000, 1040))
-    counted.autograd._get_sequence_nr = lambda: next(counter)
+def test_the_budget_follows_autograds_counter(cuda: bool, events: int, monkeypatch: Any) -> None:
+    counted, budget = torch(cuda=cuda), EventBudget()
     monkeypatch.setitem(sys.modules, "torch", counted)
-    budget = EventBudget()
-    for number in range(2):
+
+    def sampled(number: int, counter: int) -> int | None:
+        counted.autograd._get_sequence_nr = lambda: counter
         budget.sample(number)
-    assert budget.events_per_step == events
+        return budget.events_per_step
 
-
-def test_the_budget_follows_autograds_counter(monkeypatch: pytest.MonkeyPatch) -> None:
-    counter = [1000]
-    counted = torch(cuda=False)
-    counted.autograd._get_sequence_nr = lambda: counter[0]
-    monkeypatch.setitem(sys.modules, "torch", counted)
-    budget = EventBudget()
-    budget.sample(0)
-    assert budget.events_per_step is None
-    counter[0] += 40
-    budget.sample(1)
+    assert [sampled(0, 1000), sampled(1, 1040)] == [None, events]
     # A capture of two steps, in which the counter rose by 80, had 2,400 events.
     budget.learn(2400, 2, 80)
     assert budget.events_per_step == 1200
-    counter[0] += 31 * 80
-    budget.sample(32)
-    assert budget.events_per_step == 2400
+    assert sampled(32, 1040 + 31 * 80) == 2400
     # Another thread has a counter of its own.
-    counter[0] = 5
-    budget.sample(48)
-    assert budget.events_per_step == 2400
+    assert sampled(48, 5) == 2400
     # Without gradients what was measured holds.
-    budget.sample(64)
-    assert budget.events_per_step == 1200
+    assert sampled(64, 5) == 1200
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
-    budget.sample(80)
-    assert budget.events_per_step == 1200
+    assert sampled(80, 5) == 1200

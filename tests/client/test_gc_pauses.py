@@ -40,12 +40,8 @@ def test_a_long_pause_is_an_event_with_its_step(pauses: GcPauses, ring: RingWrit
     pauses.report(ring, now_s=1)
     record, event = written(ring)
     assert protocol.GC.unpack(record.payload) == (12_000_000, 2, 10_000_000)
-    assert json.loads(event.payload) == {
-        "event": "gc_pause",
-        "duration_s": 0.01,
-        "generation": 2,
-        "step": 41,
-    }
+    pause = {"event": "gc_pause", "duration_s": 0.01, "generation": 2, "step": 41}
+    assert json.loads(event.payload) == pause
 
 
 def test_it_reports_once_a_second_and_only_what_changed(pauses: GcPauses, ring: RingWriter) -> None:

@@ -63,16 +63,11 @@ def test_the_pipe_is_the_processs_alone_full_and_gone_at_exit(folder: Folder) ->
         assert path.name == f"held.{folder.ring().name}.stacks.fifo"
         assert stat.S_ISFIFO(status.st_mode)
         assert stat.S_IMODE(status.st_mode) == 0o600
-        found.end()
-    assert held(folder) == []
-
-
-def test_a_pipe_that_was_read_is_filled_again(folder: Folder) -> None:
-    with training(folder, WARPWATCH_HELD_STACKS="1") as found:
-        path = published(folder)
+        # Once it was read, it is filled again.
         for _ in range(3):
             assert b'"threads"' in drained(path, b'"threads"')
         found.end()
+    assert held(folder) == []
 
 
 def test_a_call_that_holds_the_gil_is_written_once_someone_reads(folder: Folder) -> None:
@@ -137,17 +132,14 @@ def test_a_timer_that_was_armed_before_is_left_alone(folder: Folder, tmp_path: P
         eventually(lambda: dumped.read_text().count("Timeout") > dumps + 1)
 
 
-def test_it_is_off_unless_it_is_asked_for(folder: Folder) -> None:
-    with training(folder, WARPWATCH_HELD_STACKS_S="1"):
-        assert "held_stacks" not in folder.ring().metadata
-        assert held(folder) == []
+SWAPS = "os.mkfifo = lambda path, mode: open(path, 'x').close()"
 
 
-def test_a_file_that_took_the_place_of_the_pipe_is_left_alone(folder: Folder) -> None:
-    swap = "os.mkfifo = lambda path, mode: open(path, 'x').close()"
-    with training(folder, define=swap, **QUICK):
+@pytest.mark.parametrize(("asked", "left"), [("0", []), ("1", [b""])])
+def test_it_is_off_unless_asked_for_and_leaves_a_file_in_its_place_alone(folder, asked, left):
+    with training(folder, define=SWAPS, **{**QUICK, "WARPWATCH_HELD_STACKS": asked}):
         assert "held_stacks" not in folder.ring().metadata
-    assert [path.read_bytes() for path in held(folder)] == [b""]
+    assert [path.read_bytes() for path in held(folder)] == left
 
 
 WAITING = """

@@ -166,8 +166,9 @@ def test_independent_engines_of_one_server_are_replicas():
 
 def test_a_scheduler_whose_base_class_was_one_is_wrapped_once():
     names = ("schedule", "update_from_output", "has_unfinished_requests")
-    base = type("Base", (), dict.fromkeys(names, lambda self: None))
-    for kind in (base, type("Async", (base,), {}), base):
+    base: Any = type("Base", (), dict.fromkeys(names, lambda self: None))
+    derived: Any = type("Derived", (base,), {})
+    for kind in (base, derived, base):
         vllm._hook_scheduler_class(kind)
         assert kind.schedule.__wrapped__ is kind.has_unfinished_requests
 

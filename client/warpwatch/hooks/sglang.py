@@ -92,8 +92,7 @@ def _place(arguments: Any, parallel: Any) -> dict[str, Any]:
 
 def _join(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     parallel = getattr(sys.modules.get(_SCHEDULER), "get_parallel", lambda: None)()
-    place = _place(scheduler.server_args, parallel)
-    process.join("rank", place)
+    process.join("rank", _place(scheduler.server_args, parallel))
     process.lead()
 
 
@@ -136,10 +135,8 @@ def _processed(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     if process.counts_tokens:
         counts.prompt_tokens += prefill
         counts.generated_tokens += decodes
-        counts.running, counts.waiting = (
-            len(scheduler.running_batch.reqs),
-            len(scheduler.waiting_queue),
-        )
+        counts.running = len(scheduler.running_batch.reqs)
+        counts.waiting = len(scheduler.waiting_queue)
 
 
 def _rest(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
