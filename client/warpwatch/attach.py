@@ -29,6 +29,8 @@ _guard = threading.Lock()
 _monitor: Monitor | None = None
 _helper: HelperThread | None = None
 _installed = False
+# The steps before a failure that may end the program, and its events.
+_failure: tuple[int, dict[str, dict[str, str]]] | None = None
 
 
 def attach(
@@ -90,7 +92,7 @@ def _install() -> None:
 
     sys.excepthook = excepthook
     _watch_thread()
-    _watch_end(sys, "exit", _report_failure)
+    _watch_end(sys, "exit", _note_failure)
     _watch_end(os, "_exit", _at_hard_exit)
     for name in ("execv", "execve"):  # all others call these
         _watch_end(os, name, partial(_set_ended, 1), partial(_set_ended, 0))
@@ -131,12 +133,15 @@ def _watch_end(
 
 
 @faults.guarded
-def _report_failure(status: Any = None) -> None:
+def _note_failure(status: Any = None) -> None:
+    """Keep the exception whose handler calls ``sys.exit(1)``, to be reported at the exit."""
+    global _failure
     error = sys.exc_info()[1]
     # At a prompt and in other threads the process goes on.
     ends = threading.current_thread() is threading.main_thread() and not hasattr(sys, "ps1")
-    if ends and isinstance(error, Exception) and status is not None and status != 0:
-        _report_exception(error)
+    if ends and _monitor and isinstance(error, Exception) and status is not None and status != 0:
+        # Something may catch the SystemExit. The error itself would keep its frames alive.
+        _failure = _monitor.clock.steps, _events_of(error)
 
 
 def _at_hard_exit(status: int) -> None:
@@ -153,14 +158,24 @@ def _set_ended(ended: int, *_: Any, **__: Any) -> None:
 
 @faults.guarded
 def _report_exception(error: BaseException) -> None:
+    _report(_events_of(error))
+
+
+def _report(events: Mapping[str, Mapping[str, str]]) -> None:
     if _monitor is None or _monitor.clock.ring is None:
         return
     clock, ring = _monitor.clock, _monitor.clock.ring
-    error = _interrupt_before(error) or error
     clock.settle(helping=threading.get_ident() != clock.thread)
-    if is_out_of_memory(error):
-        ring.event("oom", wait_s=0.2, detail=str(error)[:100])
-    ring.event("exception", wait_s=0.2, type=type(error).__name__[:64], detail=str(error)[:100])
+    for name, detail in events.items():
+        ring.event(name, wait_s=0.2, **detail)
+
+
+def _events_of(error: BaseException) -> dict[str, dict[str, str]]:
+    """Return the events of the error that ended the program, by name."""
+    error = _interrupt_before(error) or error
+    text = str(error)[:100]
+    found = {"oom": {"detail": text}} if is_out_of_memory(error) else {}
+    return {**found, "exception": {"type": type(error).__name__[:64], "detail": text}}
 
 
 def _interrupt_before(error: BaseException) -> BaseException | None:
@@ -185,6 +200,8 @@ def _at_child_exit() -> None:
 @faults.guarded
 def _at_exit() -> None:
     global _helper
+    if _failure is not None and _monitor is not None and _monitor.clock.steps == _failure[0]:
+        _report(_failure[1])
     helper, _helper = _helper, None
     if helper is not None:
         helper.finish(EXIT_WAIT_S)

@@ -171,6 +171,11 @@ os.execl(sys.executable, "python", "-c", "")
         ("raise ValueError('no such layer: ' + 'x' * 500)", 1, ["exception", "exit"]),
         (CAUGHT.format(3), 3, ["exception", "exit"]),
         (CAUGHT.format(""), 0, ["exit"]),
+        (
+            f"try: exec({CAUGHT.format(3)!r})\nexcept SystemExit:\n with monitor.step(): 0",
+            0,
+            ["exit"],
+        ),
         ("sys.exit(3)", 3, ["exit"]),
         (INTERRUPTED_EXIT, 0, []),
         (EXECUTES, 0, []),
