@@ -12,6 +12,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -75,6 +76,10 @@ class AgentLink(ABC):
         """Yield the content of a file; it blocks, so not for the loop. Raises AgentError."""
 
 
+def _changed_at(file: Path | None) -> int:
+    return 0 if file is None else file.stat().st_mtime_ns
+
+
 class HttpLinks:
     """The parts that all links share, for one event loop. Raises UsageError for a bad file.
 
@@ -89,7 +94,7 @@ class HttpLinks:
         else:
             # It is not used, but without it each client makes one of its own.
             self.scheme, self.verify = "http", ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._config, self._changed_at = config, 0
+        self._config, self._changed_at = config, _changed_at(config.ca_file)
         self._token_files = config.token_files
         for path in self._token_files.values():
             read_token(path, _TOKEN)
@@ -107,9 +112,9 @@ class HttpLinks:
 
     async def renew(self) -> None:
         """Verify new connections by a changed ``ca_file``; keep the old one if that fails."""
-        file, old = self._config.ca_file, self.client
+        old = self.client
         with contextlib.suppress(OSError, UsageError):
-            if file is not None and (changed_at := file.stat().st_mtime_ns) != self._changed_at:
+            if (changed_at := _changed_at(self._config.ca_file)) != self._changed_at:
                 self.verify, self._changed_at = self._config.context("fleet.agents"), changed_at
                 self.client = self.new_client()
                 await old.aclose()
