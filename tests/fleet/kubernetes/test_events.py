@@ -143,6 +143,7 @@ def test_what_a_server_does_not_take_is_counted_by_what_it_is_said_once_and_trie
     told, metrics = Told(stand_in), AgentMetrics()
     told.find(fault())
     told.cluster.hear()
+    told.cluster.cluster.nodes[told.nodes[0].address].up = False
     kinds = ("events", "conditions", "taints")
     own: dict[str, Any] = {**dict.fromkeys(kinds, True), "service_account": stand_in.folder}
     config = FleetConfig(kubernetes=KubernetesConfig(**own))
