@@ -145,6 +145,7 @@ class Cluster:
         job = self._job_of.get((address, seen.job_id)) or self._joined(address, seen)
         if job is None or not job.join(address, seen):
             self.refused["too_many_jobs" if job is None else "second_process"] += 1
+            self.nodes[address].forget_rank(seen)
             return
         self._job_of[address, seen.job_id] = job
         if job.id != seen.job_id:

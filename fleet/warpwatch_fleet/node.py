@@ -422,6 +422,10 @@ class Node:
             reason = f"{self.lost} lines were lost: the fleet came too late for them"
         return SourceHealth(self.name, self.up, reason, errors=refused, lag_s=lag_s)
 
+    def forget_rank(self, seen: RankSeen) -> None:
+        """Forget a rank that its job has on another node."""
+        self._ranks.discard((*seen.job_id, seen.rank))
+
     def forget_ranks(self, job: tuple[object, ...]) -> None:
         """Forget the ranks of a job that has ended there."""
         self._ranks = {key for key in self._ranks if key[:-1] != job}

@@ -326,6 +326,7 @@ def test_a_second_process_of_a_rank_is_counted_until_the_first_has_ended(two):
     two.hear()
     assert two.job().members[3].node == "gpu-2:9400"
     assert two.cluster.count_refused() == {"second_process": 1}
+    assert len(two.cluster.nodes["gpu-1:9400"]._ranks) == 2
     two.nodes[1].say(end(3, two.now))
     two.hear()
     two.nodes[0].say(seen(3))

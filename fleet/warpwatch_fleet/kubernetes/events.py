@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from warpwatch_exporters.events import anomaly_link
 from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.kubernetes.api import (
     MERGE,
     KubernetesClient,
@@ -19,6 +20,7 @@ from warpwatch_fleet.kubernetes.api import (
     timestamp,
 )
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly, sentence
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.newest import put_newest
 
 # With a round each 5 s: two writes a second.
@@ -126,13 +128,14 @@ class EventPublisher:
 
     def _of_anomalies(self, now: float) -> Iterator[tuple[str, Object]]:
         """Yield each with its source: the agent that found it, or the owner of the job."""
+        jobs = {name: job for job in self._cluster.jobs.values() for name in job.names()}
         for anomaly in self._cluster.anomalies():
-            about = self._about(anomaly)
+            about = self._about(anomaly, jobs)
             if about and not (anomaly.end_time and anomaly.end_time < self._since):
                 source = anomaly.owner if anomaly.judged_by == "fleet" else anomaly.node
                 yield source, _of(anomaly, about, now, anomaly_link(self._url, anomaly.id))
 
-    def _about(self, anomaly: Anomaly) -> dict[str, str] | None:
+    def _about(self, anomaly: Anomaly, jobs: Mapping[JobId, FleetJob]) -> dict[str, str] | None:
         """Return the pod or node of an anomaly, or None if neither is known."""
         if anomaly.kind in DEVICE_KINDS:
             is_node = self._cluster.node_names.has(anomaly.node)
@@ -140,8 +143,7 @@ class EventPublisher:
         job, owner = anomaly.job_id, _NAMESPACE.fullmatch(anomaly.owner)
         if job is None or owner is None:
             return None
-        known = next((one for one in self._cluster.jobs.values() if job in one.names()), None)
-        members = known.members if known else {}
+        members = jobs[job].members if job in jobs else {}
         first = min(members, default=0) if anomaly.rank is None else anomaly.rank
         seen = members[first].seen if first in members else None
         if seen is None or not seen.pod:
