@@ -122,6 +122,7 @@ class Node:
         # The ranks and anomalies that are to be reported again since ``gap_at``, wall clock.
         self.unreported: set[tuple[object, ...]] = set()
         self._unreported_anomalies: set[str] = set()
+        self._unreported_devices: set[str] = set()
         self.gap_at = float("-inf")
         # Wall clock of its first line.
         self._since: float | None = None
@@ -258,17 +259,19 @@ class Node:
 
     def await_reports(self, now: float) -> None:
         """Await a new report of all that is live: lines were lost, or the agent was restarted."""
-        self.samples.clear()
+        self._unreported_devices = set(self.samples)
         self.unreported, self.gap_at = set(self._ranks), now
         active = {name for name, one in self._anomalies.items() if one.end_time is None}
         self._unreported_anomalies = active
 
     def _end_unreported(self) -> None:
-        """End the anomalies that the agent no longer has."""
+        """End the anomalies that the agent no longer has, and forget exchanged devices."""
         for name in self._unreported_anomalies & self._anomalies.keys():
             ended = replace(self._anomalies[name], end_time=self.clock - self.skew_s)
             self._anomalies[name] = ended
-        self._unreported_anomalies.clear()
+        for device in self._unreported_devices:
+            del self.samples[device]
+        self._unreported_anomalies, self._unreported_devices = set(), set()
 
     def _keep_anomaly(self, anomaly: Anomaly, size: int) -> None:
         owner = self.target.owner
@@ -366,6 +369,7 @@ class Node:
         device = before.device if before else Device(name, index, "")
         time = reading.time + self.skew_s
         values = dict(shown[:MAX_SERIES])
+        self._unreported_devices.discard(name)
         self.samples[name] = DeviceSample(
             device, time, values, reading.up, reason, source=self.name
         )

@@ -175,8 +175,8 @@ def answering(body: bytes) -> Iterator[Target]:
         finally:
             over.set()
             thread.join()
-    # No other encoding is read.
-    assert b"\r\naccept-encoding: gzip\r\n" in requests[0]
+    # No other encoding is read. The peer of a client that gives up at once may read nothing.
+    assert body.endswith(b"{") or b"\r\naccept-encoding: gzip\r\n" in requests[0]
 
 
 OK, LONG = b"HTTP/1.1 200 OK\r\n", b"\r\n" + 1100 * b"x" * 1024
