@@ -32,7 +32,8 @@ def test_a_capture_brings_the_steps_that_were_asked_for(trained: Training) -> No
         {"event": "capture_started", "id": "whole", "step": start},
         {"event": "capture_finished", "id": "whole", "token": token, **steps},
     ]
-    assert [name for name in trained.files() if name.startswith("whole")] == [path.name]
+    # The folder of the export goes after the event.
+    eventually(lambda: [n for n in trained.files() if n.startswith("whole")] == [path.name])
     assert path.stat().st_mode & 0o777 == 0o644
     trace = trained.captured("whole")
     # The pauses of the collector in it vary.
