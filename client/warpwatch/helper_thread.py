@@ -322,8 +322,8 @@ def _positive(text: str | None, default: float) -> float:
     return value if 0 < value < 3600 else default
 
 
-# The functions that run a cell, a script or a module in IPython's shell and in notebooks, and a
-# statement at the prompt of Python 3.13 and newer, which is written in Python (Lib/_pyrepl).
+# The functions that run a cell, a script or a module in IPython's shell and in notebooks. Since
+# Python 3.13 its own prompt is Python code too (Lib/_pyrepl), with a function for each statement.
 _SHELL_FILES = ("interactiveshell.py", "/code.py")
 _SHELL_RUNS = frozenset({"run_code", "safe_execfile", "safe_run_module", "runcode"})
 _PROMPT_FILE = "/_pyrepl/main.py"

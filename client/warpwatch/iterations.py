@@ -53,7 +53,7 @@ class ServeCounts:
     def observe(self, latency: str, seconds: Iterable[float]) -> None:
         """Count latencies: ``first_token``, ``inter_token`` or ``queue``. Never raises.
 
-        What is not a finite number is ignored.
+        Values that are not finite numbers are ignored.
         """
         counts = self._counts[latency]
         for value in seconds:

@@ -130,7 +130,7 @@ class Identity(NamedTuple):
 
     @property
     def process(self) -> tuple[int, bytes, int]:
-        """What no other process of the node has."""
+        """Identify the process among all of the node."""
         return self[:3]
 
 

@@ -52,7 +52,7 @@ def _is_served(path: Path, uid: int) -> bool:
 
 
 TIMEOUT_S = 10.0
-# What a daemon may be that does not speak HTTP with us.
+# Reasons why a daemon does not speak HTTP with us.
 _PROTECTED = {
     "http:": "it has TLS: use https:// and --ca-file",
     "https": "it requires a client certificate: ask it on its node, through its socket",

@@ -3,7 +3,7 @@
 row: the title of the panel's row. kind: a name of KINDS. query: PromQL in which metrics have
 neither prefix nor selection, and ``rate``, ``grown`` and ``increased`` their usual window. An
 upper-case word is the constant of this name in queries.py, in the legend too. each: words, with a
-query for each in the place of EACH; ``word=name`` has another name in the legend. unit: Grafana's,
+query for each in the place of EACH. ``word=name`` has another name in the legend. unit: Grafana's,
 ``share`` for a ratio up to 1, ``flag`` for 0 or 1. limits: colors, each up to the number after it.
 links: functions of links.py.
 """

@@ -25,8 +25,8 @@ from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Record, Serve, Step
 from warpwatch_telemetry.state import Sensitivity
 
-# Rings are read at once and live ranks have a heartbeat every second, but a ring of a pod that the
-# kubelet does not list yet only 15 s after the restart, so all have reported by then.
+# Rings are read at once, and live ranks have a heartbeat every second. Only the ring of a pod that
+# the kubelet does not list yet is read 15 s after the restart.
 CONFIRM_S = 20.0
 
 

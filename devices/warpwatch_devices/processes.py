@@ -239,7 +239,7 @@ class ProcessUsage:
         self._children: dict[tuple[int, int], Process] = {}
         self._children_cpu_s = 0.0
         self._children_io_wait_s = 0.0
-        # Of children that ended in the last round, what no parent's ``waited_s`` contained then.
+        # Time of children that ended in the last round, and that no parent's ``waited_s`` had then.
         self._unwaited_s = 0.0
 
     def update(self, process: Process, children: Iterable[Process]) -> None:
@@ -255,7 +255,7 @@ class ProcessUsage:
     def _of_ended(self, process: Process, now: Mapping[tuple[int, int], Process]) -> float:
         """Return the seconds of children that have exited since the last update.
 
-        When a child is waited for, its whole usage is added to its parent's ``waited_s``: the part
+        When a child is waited for, its whole usage is added to its parent's ``waited_s``. The part
         that was counted while it lived is subtracted, in the next round if its parent was read
         before. A child that was not waited for adds nothing.
         """

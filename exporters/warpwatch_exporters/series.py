@@ -103,7 +103,7 @@ def series_of(state: State, *, inline_workloads: bool = False) -> Iterator[Serie
     for rank in exported_ranks(state):
         yield SeriesGroup(rank.key, _rank(rank, pods.get(rank.pod_uid or "", _NO_POD)))
     shares = _diagnosis_shares(state)
-    # Of two runs of one name, the live one comes last and is exported.
+    # If two runs have one name, the live one comes last and is exported.
     live = {rank.job_id for rank in state.ranks if rank.status not in ENDED}
     jobs: dict[Identity, Values] = {
         (job.name, job.owner, job.replica): _job(job)

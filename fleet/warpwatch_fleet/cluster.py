@@ -265,7 +265,7 @@ class Cluster:
 
     def _raised_by_agents(self, job: FleetJob, found: Anomaly) -> bool:
         """Return whether an agent has opened this before the fleet evaluated the job."""
-        # What an agent continues of an earlier fleet, it closes with the first lease.
+        # An agent closes anomalies of an earlier fleet with the first lease.
         of_fleet = ident_of(job.id, found).removeprefix(found.id)
         return any(
             node.has_active(found, name, of_fleet)

@@ -69,7 +69,7 @@ def test_a_gap_that_was_counted_as_idle_belongs_to_no_iteration(server, clock, r
     iterate(server, clock, 0.04, 512)
     clock.advance(3.0)
     iterate(server, clock, 0.02, 0, 4)
-    # A failed one rests, too; its own time is no iteration's.
+    # A failed one rests, too; its own time does not count as an iteration.
     with pytest.raises(ValueError, match="bad request"), server.iteration(8):
         raise ValueError("bad request")
     clock.advance(60.0)

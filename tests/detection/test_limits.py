@@ -215,7 +215,7 @@ HEALTHY: dict[str, Any] = {
 IDLE: dict[str, Any] = {
     "running": 0, "iterations": {}, "inter_token": {}, "inter_token_s": 0.0, "first_token": {}
 }  # fmt: skip
-# What is different in a server's second at a size of the fault.
+# The fields that differ in a server's second at a size of the fault.
 SERVED: dict[str, Callable[[float], Mapping[str, Any]]] = {
     "requests that wait": lambda level: {"waiting": round(300 * level)},
     "requests that lose their place":

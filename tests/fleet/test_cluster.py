@@ -18,8 +18,9 @@ from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.captures.requests import Schedule
 from warpwatch_fleet.config import ScheduleConfig
-from warpwatch_fleet.jobs import RecordMerger, ident_of
+from warpwatch_fleet.jobs import ident_of
 from warpwatch_fleet.memory import JobStateStore
+from warpwatch_fleet.merging import RecordMerger
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.bus_messages import partition_of
@@ -342,7 +343,7 @@ def test_ranks_go_on_under_the_new_address_of_their_agent(is_removed, master):
     first, second = cluster.nodes
     cluster.nodes = TestNode("gpu-1", address="gpu-9:9400"), second
     cluster.cluster.nodes[first.address].up = False
-    # The other one is no target for a moment, and then read again from its first line.
+    # The other one leaves the targets for a moment, and is then read again from its first line.
     cluster.cluster.set_targets({first.address: Target(first.address, {})})
     second.cursor = None
     followed = cluster.nodes if is_removed else (first, *cluster.nodes)
@@ -584,7 +585,7 @@ def test_a_fleet_without_its_state_opens_anew_what_an_agent_continues_of_it(two)
 
 
 def test_what_a_job_does_while_a_node_is_away_is_not_kept_for_ever(two, monkeypatch):
-    monkeypatch.setattr("warpwatch_fleet.jobs.MAX_WAITING_OF_RANK", 50)
+    monkeypatch.setattr("warpwatch_fleet.merging.MAX_WAITING_OF_RANK", 50)
     monkeypatch.setattr("warpwatch_fleet.cluster.MAX_WAITING", 150)
     train(two, 300)
     two.cluster.nodes[two.nodes[1].address].up = False
@@ -595,7 +596,7 @@ def test_what_a_job_does_while_a_node_is_away_is_not_kept_for_ever(two, monkeypa
         two.hear(two.nodes[0])
         noted.append(len(two.job().waiting))
     assert 100 < max(noted) <= 150 + 2
-    monkeypatch.setattr("warpwatch_fleet.jobs.MAX_WAITING_OF_RANK", 5000)
+    monkeypatch.setattr("warpwatch_fleet.merging.MAX_WAITING_OF_RANK", 5000)
     two.steps = 500
     train(two, 20)
     assert two.raised() == []

@@ -156,13 +156,18 @@ class Pipeline:
         self._rank_complaint = Complaint(logger)
         self._sensitivities_due = 0.0
         hub.watch_ranks(lambda: ranks.states(monotonic()))
+        self._export()
+        self._publish()
+
+    def _export(self) -> None:
+        """Read the counts of the detection with each scrape."""
+        hub, detection = self._hub, self._detection
         hub.metrics.read("anomalies_suppressed_total", lambda: detection.register.suppressed_counts)
         hub.metrics.read("detector_errors_total", lambda: detection.runner.failures)
         hub.metrics.read(
             "detection_refused_total",
             lambda: detection.refused | {"readings": hub.readings_dropped},
         )
-        self._publish()
 
     def step(self) -> None:
         """Run one round. A failure affects no other part; the first one is raised last."""

@@ -71,7 +71,7 @@ JOB_CAUSES: Mapping[str, tuple[str, ...]] = {"device_idle": ("hang", "crash", "d
 
 # All ranks wait for the rank whose device fails.
 _STOPPED = frozenset({"hang", "crash"})
-# A fault that began longer before the stop did not prevent the job from running, so it is no cause.
+# A fault that began longer before the stop has let the job run until then.
 NEW_FAULT_S = 3600.0
 
 Active = Mapping[Key, TrackedAnomaly]
