@@ -8,7 +8,6 @@ share takes free partitions, an overloaded one gives some of its own.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Annotated
@@ -154,9 +153,11 @@ class Shares:
         sums[self._worker] = sum(own.values())
         room = (sum(sums.values()) + sum(loads.values())) / len(sums) - sums[self._worker]
         is_least = min(sums, key=lambda name: (sums[name], name)) == self._worker
+        # Each worker starts with partitions of its own, so that no two try the same.
+        place, count = sorted(sums).index(self._worker), len(sums)
+        turns = {number: (index - place) % count for index, number in enumerate(free)}
         taken: list[int] = []
-        # In random order, so that workers seldom try the same.
-        for number in random.sample(free, len(free)):
+        for number in sorted(free, key=lambda number: turns[number]):
             # If nobody has room for half of a partition, the least loaded worker takes one.
             if room > loads[number] / 2 or (is_least and not taken):
                 taken.append(number)
