@@ -164,12 +164,17 @@ def describe(
         "pod_uid": bounded(pod_uid, _MAX_TEXT, _MAX_TEXT) if pod_uid else None,
         "python": platform.python_version(),
         "torch": bounded(str(torch_version), 32, 32) if torch_version else None,
-        **{name: value for name, value in place.items() if name not in ("job", "run")},
+        **{name: value for name, value in place.items() if name not in ("job", "run", "engine")},
     }
 
 
 def _replica(environ: Mapping[str, str], place: Mapping[str, Any]) -> str | None:
-    """Return the run of a server, one per replica: its pod, else the start of its engine."""
+    """Return the run of a server, one per replica: its pod, else the start of its engine.
+
+    Independent engines of one server, by ``engine``, are replicas of their own after the first.
+    """
     names = (environ.get("WARPWATCH_RUN"), environ.get("WARPWATCH_POD_UID"), place.get("run"))
     found = next(filter(None, names), None)
-    return bounded(str(found), MAX_RUN, MAX_RUN) if found else None
+    engine = f"-dp{place['engine']}" if place.get("engine") else ""
+    limit = MAX_RUN - len(engine)
+    return bounded(str(found), limit, limit) + engine if found else None

@@ -127,15 +127,17 @@ def test_a_server_that_reports_idle_itself_is_idle_from_then_on(ring):
 
 
 @pytest.mark.parametrize(
-    ("environ", "expected"),
+    ("environ", "engine", "expected"),
     [
-        ({}, ("tiny", "start-1")),
-        ({"WARPWATCH_POD_UID": "pod"}, ("tiny", "pod")),
-        ({"WARPWATCH_JOB": "chat", "WARPWATCH_RUN": "r", "WARPWATCH_POD_UID": "p"}, ("chat", "r")),
+        ({}, 0, ("tiny", "start-1")),
+        ({"WARPWATCH_POD_UID": "p" * 128}, 2, ("tiny", "p" * 124 + "-dp2")),
+        ({"WARPWATCH_JOB": "chat", "WARPWATCH_RUN": "r", "WARPWATCH_POD_UID": "p"}, 0,
+         ("chat", "r")),
     ],
-)
-def test_a_servers_process_is_named_by_its_model_and_its_replica(environ, expected):
+)  # fmt: skip
+def test_a_servers_process_is_named_by_its_model_and_its_replica(environ, engine, expected):
     place = {"kind": "serve", "job": "tiny", "run": "start-1", "rank": 3, "world_size": 4}
+    place["engine"] = engine
     said = describe(None, environ, place)
     assert ((said["job"], said["run"]), said["rank"]) == (expected, 3)
 

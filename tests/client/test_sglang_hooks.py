@@ -46,8 +46,9 @@ def test_a_scheduler_is_a_rank_and_its_batches_are_iterations(folder):
     ring = ended(folder, SCHEDULER)
     said = ring.metadata
     assert (said["job"], said["role"], said["server"]) == ("chat", "rank", "sglang 0.5.23")
-    assert (said["rank"], said["world_size"]) == (6, 8)
-    assert said["parallel"] == {"data": [1, 2], "tensor": [0, 2], "pipeline": [1, 2]}
+    # The second of two engines without attention in data parallel is a replica of its own.
+    assert (said["rank"], said["world_size"], said["run"][-4:]) == (2, 4, "-dp1")
+    assert said["parallel"] == {"tensor": [0, 2], "pipeline": [1, 2]}
     # Only the first stage counts tokens.
     assert ring.works == [(0, 40, 0, 40), (0, 0, 2, 42), (0, 8, 2, 0)]
     assert sorted(said["phases"]) == ["forward", "sample", "schedule"]
@@ -62,7 +63,7 @@ def test_a_scheduler_is_a_rank_and_its_batches_are_iterations(folder):
 def test_a_front_end_reports_the_latencies_that_sglang_measures(folder, metrics, note):
     ring = ended(folder, FRONT_END, metrics, WARPWATCH_REPLICA="7")
     said = ring.metadata
-    assert (said["rank"], said["role"], said.get("note", "")) == (8, "frontend", note)
+    assert (said["rank"], said["role"], said.get("note", "")) == (4, "frontend", note)
     assert said["run"] == "7"
     # One first token after 50 ms, three tokens after 8 ms each.
     assert ring.latencies == [(0, 41, 1), (1, 22, 3)]

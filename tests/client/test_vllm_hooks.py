@@ -161,7 +161,8 @@ def test_each_process_of_an_engine_has_a_number(parallel, rank, worker, schedule
 
 
 def test_independent_engines_of_one_server_are_replicas():
-    assert vllm.worker_place(config(data_parallel_index=2), 0, 0)["run"] == "start1-dp2"
+    place = vllm.worker_place(config(data_parallel_index=2), 0, 0)
+    assert (place["run"], place["engine"], place["rank"]) == ("start1", 2, 0)
 
 
 def test_a_scheduler_whose_base_class_was_one_is_wrapped_once():

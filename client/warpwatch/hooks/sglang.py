@@ -71,21 +71,20 @@ def _replica() -> dict[str, Any]:
 
 
 def _place(arguments: Any, parallel: Any) -> dict[str, Any]:
-    """Return the metadata of a scheduler. With attention in data parallel, ranks are tensor's."""
+    """Return the metadata of a scheduler. With attention in data parallel, ranks are tensor's.
+
+    Otherwise data-parallel engines are independent of each other: each is a replica.
+    """
     tensor, pipeline = int(arguments.tp_size), int(arguments.pp_size)
     here = int(getattr(parallel, "tp_rank", 0) or 0), int(getattr(parallel, "pp_rank", 0) or 0)
-    engines = 1 if arguments.enable_dp_attention else max(1, int(arguments.dp_size))
-    engine = int(getattr(parallel, "dp_rank", 0) or 0) if engines > 1 else 0
-    places = {
-        "data": (engine, engines),
-        "tensor": (here[0], tensor),
-        "pipeline": (here[1], pipeline),
-    }
+    engine = 0 if arguments.enable_dp_attention else int(getattr(parallel, "dp_rank", 0) or 0)
+    places = {"tensor": (here[0], tensor), "pipeline": (here[1], pipeline)}
     return {
         **_replica(),
+        "engine": engine,
         "job": arguments.served_model_name,
-        "rank": (engine * pipeline + here[1]) * tensor + here[0],
-        "world_size": engines * pipeline * tensor,
+        "rank": here[1] * tensor + here[0],
+        "world_size": pipeline * tensor,
         "parallel": {kind: [*place] for kind, place in places.items() if place[1] > 1},
     }
 

@@ -81,11 +81,12 @@ class Layout:
         self.separate = parallel.distributed_executor_backend != "uni"
         self.engines = max(1, int(parallel.data_parallel_size))
         self.engine = int(getattr(parallel, "data_parallel_index", 0) or 0)
-        run = str(getattr(config, "instance_id", "") or "")
-        if self.engines == 1 and self.engine:
-            run, self.engine = f"{run}-dp{self.engine}", 0
+        replica = 0
+        if self.engines == 1:
+            replica, self.engine = self.engine, 0
         job = names if isinstance(names, str) else next(iter(names or ()), "")
-        self.about = {"job": job, "run": run}
+        run = str(getattr(config, "instance_id", "") or "")
+        self.about = {"job": job, "run": run, "engine": replica}
 
 
 def worker_place(config: Any, rank: int, local_rank: int) -> dict[str, Any]:

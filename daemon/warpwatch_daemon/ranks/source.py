@@ -6,6 +6,7 @@ Rings lie in the shared folder, and in the folders of pods that mount only their
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import defaultdict, deque
@@ -159,6 +160,15 @@ def _may_join(members: Sequence[Rank], ring: OpenRing) -> bool:
         and not any(rank.live for rank in same)
         and (bool(same) or abs(ring.created_time - first) <= JOIN_S)
     )
+
+
+def _replica(pod: str, run: str) -> str:
+    """Return the short name of a server's replica: its pod's, else six digits of its run.
+
+    A pod may have several independent engines; the shim ends the run of each with its number.
+    """
+    engine = re.match(r".*(-dp\d+)", run)
+    return f"{pod}{engine[1] if engine else ''}" if pod else run_mark(run)[1:]
 
 
 def _new(ring: OpenRing, ranks: Iterable[Rank]) -> JobId:
@@ -358,8 +368,7 @@ class RanksSource:
                 folder.table.postpone(ring, error.reason, error, at)
                 continue
             if rank.serves:
-                # The short name of a replica: its pod's, else six digits of its run.
-                rank.replica = self._pod(ring)[0] or run_mark(rank.job.run)[1:]
+                rank.replica = _replica(self._pod(ring)[0], rank.job.run)
             # The rank is dated before its first step, whenever this daemon found it.
             yield self._seen(rank, ring, min(now, ring.created_time))
             yield from self._update(rank, now, at, self._budget.share_of_new(ring))

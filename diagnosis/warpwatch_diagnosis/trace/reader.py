@@ -183,7 +183,8 @@ def _describe(path: TraceSource, trace: Trace, head: dict[str, Any]) -> None:
     merged = _count(own, "merged_ranks")
     if merged:
         raise TraceError(f"{path}: {merged} ranks for a viewer; diagnose their own traces")
-    ranks = (_count(distributed, "rank"), _count(own, "rank"), rank_in_name(trace.file))
+    # Independent engines of a server have process groups of their own: each has a rank 0 there.
+    ranks = (_count(own, "rank"), _count(distributed, "rank"), rank_in_name(trace.file))
     trace.rank = next((rank for rank in ranks if rank is not None), None)
     trace.world_size = _count(distributed, "world_size")
     job = own.get("job")

@@ -103,8 +103,10 @@ def test_live_replicas_of_a_server_keep_one_name(node):
     served(node)
     served(node, run="r-2")
     node.ring(A, **SAID)
+    node.ring(A, **SAID | {"run": "r-1-dp1"})
     node.poll()
     assert {(s.job, s.run, s.serve.replica) for s in node.states()} == {
+        ("chat", "r-1-dp1", "chat-abc-dp1"),
         ("chat", "r-1", "a5fa77"),
         ("chat", "r-2", "211fc1"),
         ("chat", "r-1", "chat-abc"),
