@@ -116,11 +116,16 @@ def test_what_would_be_captured_and_an_end(client: Any) -> None:
     assert client.post(f"{CAPTURES}/none/cancel").status_code == 404
 
 
-def test_root_resolves_an_anomaly_through_the_socket(client: Any, shared_server: Any) -> None:
+def test_root_resolves_an_anomaly_through_the_socket(
+    client: Any, shared_server: Any, capsys: Any
+) -> None:
     status, text = request(os.getuid(), socket_of(shared_server), RESOLVE, {})
     assert (status, json.loads(text)["id"]) == (200, "a7")
     assert json.loads(text)["summary"].endswith(f", resolved by uid {os.getuid()}")
     assert client.post("/api/v1/anomalies/none/resolve").status_code == 404
+    # A fleet has the name of the node in its ID.
+    assert main(["anomalies", "resolve", "none@gpu-3"]) == 3
+    assert "on gpu-3 run: sudo warpwatch anomalies resolve none\n" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
