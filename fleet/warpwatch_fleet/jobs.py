@@ -378,7 +378,10 @@ def _is_same(before: RankSeen, seen: RankSeen) -> bool:
 
 @dataclass(slots=True)
 class Member:
-    """One rank of the job, on the node at this address."""
+    """One rank of the job, on the node at this address.
+
+    knows_requests: whether it has reported requests or the KV cache; others report 0 requests.
+    """
 
     node: str
     seen: RankSeen
@@ -394,6 +397,7 @@ class Member:
     durations: StepDurations = field(default_factory=StepDurations)
     recent: RecentSteps = field(default_factory=RecentSteps)
     second: Serve | None = None
+    knows_requests: bool = False
 
     @property
     def is_live(self) -> bool:
@@ -411,6 +415,8 @@ class Member:
             self._add_step(record)
         elif isinstance(record, Serve):
             self.second = record
+            if record.kv_usage is not None or record.running or record.waiting:
+                self.knows_requests = True
         elif isinstance(record, End):
             self.status = "exited"
         elif isinstance(record, RankEvent) and record.event in ("died", "stopped", "resumed"):
@@ -463,10 +469,9 @@ class Member:
         )
 
     def _serve(self) -> ServeState:
-        """Return the server's process; requests are those of the process with the KV cache."""
+        """Return the server's process."""
         seen, second = self.seen, self.second if self.is_live else None
-        requests_known = second is not None and second.kv_usage is not None
-        return ServeState(seen.role, seen.replica, **ServeState.now(second, requests_known))
+        return ServeState(seen.role, seen.replica, **ServeState.now(second, self.knows_requests))
 
 
 def _count(event: RankEvent, name: str) -> int:

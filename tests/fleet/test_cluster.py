@@ -51,8 +51,11 @@ def test_replicas_of_a_server_on_two_nodes_are_jobs_of_one_name():
         run = f"pod-{number}"
         about: dict[str, Any] = {"kind": "serve", "replica": f"chat-{number}", "run": run}
         node.say(seen(0, 1, "chat", **about), seen(1, 2, "chat", role="scheduler", **about))
-        used: dict[str, Any] = {"running": 3, "waiting": 1, "kv_usage": 0.5}
-        node.say(Serve(NOW, "chat", 1, owner=OWNER, run=run, **used))
+        # The second server does not report its KV cache.
+        used: dict[str, Any] = {"owner": OWNER, "run": run, "kv_usage": None if number else 0.5}
+        node.say(Serve(NOW, "chat", 0, owner=OWNER, run=run))
+        for running in (3, 0) if number else (3,):
+            node.say(Serve(NOW, "chat", 1, running=running, waiting=1, **used))
     cluster.hear()
     cluster.now += 5
     cluster.hear()
@@ -65,10 +68,12 @@ def test_replicas_of_a_server_on_two_nodes_are_jobs_of_one_name():
     due = schedule.due(RegularJob(first.id, first.names()), (), NOW + 3600)
     assert due is not None
     assert due.ranks == (0,)
-    served = [rank.serve for rank in first.ranks({}, 0.0)]
+    served = [one.serve for job in states.values() for one in job.ranks({}, 0.0)]
     assert [(one.role, one.running, one.kv_usage) for one in served] == [
         ("rank", None, None),
         ("scheduler", 3, 0.5),
+        ("rank", None, None),
+        ("scheduler", 0, None),
     ]
 
 
