@@ -253,8 +253,8 @@ def test_without_fields_power_comes_from_calls_and_energy_from_samples(process: 
 
 def test_a_sample_holds_since_the_one_before_it_but_not_over_a_gap() -> None:
     second = 1_000_000
-    integral = Integral()
-    samples = busy_samples(integral)
+    integral, clock = Integral(), ManualClock()
+    samples = busy_samples(integral, monotonic=clock.monotonic)
     samples.add([(10 * second, 100), (13 * second, 100)])
     assert integral.total == 0
     # In any order, and one that was given before.
@@ -263,6 +263,14 @@ def test_a_sample_holds_since_the_one_before_it_but_not_over_a_gap() -> None:
     # The buffer holds three seconds: what lies further apart was not sampled in a row.
     samples.add([(18 * second, 100), (19 * second, 20)])
     assert integral.total == pytest.approx(0.75 + 0.2)
+    # A full buffer has overwritten samples: its mean stands for the 41 s before it.
+    clock.advance(44)
+    samples.add([(60 * second, 2**32 - 1), (61 * second, 50), (62 * second, 100), (63 * second, 0)])
+    assert integral.total == pytest.approx(0.95 + 20.5 + 1.5)
+    # The clock was set ahead.
+    clock.advance(4)
+    samples.add([(at * second, 0) for at in (100, 101, 102, 103)])
+    assert integral.total == pytest.approx(0.95 + 20.5 + 1.5)
 
 
 def test_busy_time_goes_on_after_the_clock_was_set_back() -> None:

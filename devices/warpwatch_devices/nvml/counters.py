@@ -23,6 +23,8 @@ _SAMPLE = struct.Struct("=QQ")
 _CAPACITY = 256
 # Two samples further apart than this were not taken in a row, if the buffer is shorter.
 _LEAST_GAP_US = 2_000_000
+# New samples over this share of the buffer's length fill it, so that others were overwritten.
+_FULL_RATIO = 0.9
 _UINT32 = 2**32 - 1
 # A sample further ahead of the clock than this was taken before the clock was set back.
 _AHEAD_US = 2_000_000
@@ -75,6 +77,7 @@ class SampledIntegral:
         per_unit: float,
         integral: Integral,
         wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kind = ctypes.c_uint(kind)
         self._series = series
@@ -82,6 +85,8 @@ class SampledIntegral:
         self._integral = integral
         self._newest = NewestSample(wall)
         self._longest_gap_us = _LEAST_GAP_US
+        self._monotonic = monotonic
+        self._read_at = 0.0
         self._buffer = Buffer(_SAMPLE, _CAPACITY)
 
     def read(self, handle: Any) -> Values:
@@ -104,27 +109,44 @@ class SampledIntegral:
         """Integrate samples, (time in µs, value) each.
 
         The first samples only show how long the driver's buffer is; the time before them is not
-        counted.
+        counted. If new samples fill the buffer, as with long intervals between readings, their mean
+        stands for those that the driver has overwritten.
         """
         newest = self._newest
         newest.check()
         new = sorted(s for s in samples if s[0] > newest.time_us and not newest.in_future(s[0]))
-        if new and newest.time_us == 0:
-            self._longest_gap_us = max(_LEAST_GAP_US, new[-1][0] - new[0][0])
+        if not new:
+            return
+        span_us, since_us = new[-1][0] - new[0][0], new[0][0] - newest.time_us
+        last_read_at, self._read_at = self._read_at, self._monotonic()
+        if newest.time_us == 0:
+            self._longest_gap_us = max(_LEAST_GAP_US, span_us)
             newest.time_us = new[-1][0]
             return
+        is_full = span_us >= _FULL_RATIO * self._longest_gap_us
+        # The clock may also have been set ahead.
+        has_passed = since_us <= (self._read_at - last_read_at) * 1e6
+        if is_full and has_passed and since_us > self._longest_gap_us:
+            known = [raw & _UINT32 for _, raw in new if raw & _UINT32 != _UINT32]
+            self._add(sum(known) / max(1, len(known)), since_us)
         for time_us, raw in new:
             gap_us = time_us - newest.time_us
-            value = raw & _UINT32
-            if gap_us <= self._longest_gap_us and value != _UINT32:
-                self._integral.total += value * gap_us * self._per_us
+            if gap_us <= self._longest_gap_us and raw & _UINT32 != _UINT32:
+                self._add(raw & _UINT32, gap_us)
             newest.time_us = time_us
 
+    def _add(self, value: float, time_us: int) -> None:
+        self._integral.total += value * time_us * self._per_us
 
-def busy_samples(integral: Integral, wall: Callable[[], float] = time.time) -> SampledIntegral:
+
+def busy_samples(
+    integral: Integral,
+    wall: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> SampledIntegral:
     """Return the integral of utilization: the seconds in which at least one kernel ran."""
     kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
-    return SampledIntegral(kind, BUSY_SECONDS, 0.01, integral, wall)
+    return SampledIntegral(kind, BUSY_SECONDS, 0.01, integral, wall, monotonic)
 
 
 def energy_samples(integral: Integral, wall: Callable[[], float] = time.time) -> SampledIntegral:
