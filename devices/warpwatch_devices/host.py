@@ -201,8 +201,10 @@ class NetworkSource(Source):
     def __init__(self, context: SourceContext, sys: Path = SYS) -> None:
         self._devices = context.devices
         self._sys = sys
-        # Ports that were seen: one that is not listed any more is down.
+        # Ports that were seen: one that is not listed any more is down, unless it is a virtual
+        # function's, which may have been moved into a pod.
         self._known: dict[str, Values] = {}
+        self._virtual: set[str] = set()
 
     def start(self, supervisor: LoopRunner, sink: Sink) -> None:
         supervisor.every(self.name, NETWORK_INTERVAL_S, lambda: self._read(sink))
@@ -210,15 +212,19 @@ class NetworkSource(Source):
     def _read(self, sink: Sink) -> None:
         begun, now = time.monotonic(), time.time()
         ports = dict(read_ports(self._sys))
-        for port in self._known.keys() - ports.keys():
+        for port in self._known.keys() - ports.keys() - self._virtual:
             ports[port] = {("network_port_up", tuple(port.split("/"))): 0}
-        if not ports:
+        if not (ports or self._known):
             return
-        self._known = ports
+        self._known, self._virtual = ports, set(filter(self._is_virtual, ports))
         near = dict(self._near_gpus(ports))
         values = {key: value for port in ports.values() for key, value in port.items()}
         sink.publish_host(HostSample(now, values | near, self.name, ports))
         sink.publish_health(SourceHealth(self.name, True, "", time.monotonic() - begun))
+
+    def _is_virtual(self, port: str) -> bool:
+        device = self._sys / "class/infiniband" / port.split("/")[0]
+        return (device / "device/physfn").exists()
 
     def _near_gpus(self, ports: dict[str, Values]) -> Iterator[tuple[SeriesKey, float]]:
         buses = {

@@ -152,3 +152,9 @@ def test_a_port_gone_is_down_and_a_machine_without_any_is_silent(tmp_path: Path)
     assert read(tmp_path, source).hosts[0].ports["mlx5_0/1"][key] == 0
     port.parents[1].rename(tmp_path / "fallen-off")
     assert read(tmp_path, source).hosts[0].ports["mlx5_0/1"] == {key: 0}
+    # A virtual function that vanishes may be in a pod.
+    virtual = make(tmp_path, "mlx5_2", INFINIBAND, f"{BRIDGE}/0000:18:00.2")
+    (virtual.parents[1] / "device/physfn").symlink_to(tmp_path / BRIDGE / "0000:18:00.0")
+    assert sorted(read(tmp_path, source).hosts[0].ports) == ["mlx5_0/1", "mlx5_2/1"]
+    virtual.parents[1].rename(tmp_path / "in-a-pod")
+    assert sorted(read(tmp_path, source).hosts[0].ports) == ["mlx5_0/1"]
