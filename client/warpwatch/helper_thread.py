@@ -104,7 +104,7 @@ class HelperThread:
         self.clock.settle(helping=True)
         current = self._ring
         self.captures.deliver(self._sign_of_life)
-        self.captures.expire()
+        self.captures.expire(self.clock)
         if current is None:
             # A process becomes a rank at its first step, one of a server at once.
             if self._belongs and now >= self._next_attach:

@@ -94,6 +94,19 @@ def test_evaluation_or_checkpoint_ends_recording(trained, text, reason):
     assert trained.event("capture_finished", f"{id}-2")["first_step"] == start
 
 
+def test_a_recording_after_the_last_step_ends_at_the_next_phase(trained):
+    trained.record("last")
+    trained.steps(
+        1,
+        "monitor.clock.captures.session.limit_s = 0.0\n"
+        "def is_stopped():\n"
+        "    with monitor.phase('sample'): return not torch.autograd._profiler_enabled()\n"
+        "wait(is_stopped)",
+    )
+    assert trained.detail("last") == "interrupted: the recording took longer than 0 s"
+    trained.works("after-last")
+
+
 @pytest.mark.parametrize("method", ["prepare_trace", "start_trace", "stop_trace"])
 def test_an_error_of_the_profiler_is_the_one_answer(trained, method):
     trained.steps(

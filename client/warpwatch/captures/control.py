@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from threading import get_ident
 from typing import Any, Protocol
@@ -42,6 +43,7 @@ class CaptureClock(Protocol):
     """
 
     flags: int
+    push: Callable[[Any], None]
     capturing: bool
     thread: int
     work: tuple[int, int, int] | None
@@ -278,13 +280,38 @@ class Captures:
         if session is not None and session.command.id == identifier:
             session.disarm("cancelled")
 
-    def expire(self) -> None:
-        """Give up a late capture, and stop its recorder where that may be: no step may follow."""
+    def expire(self, clock: CaptureClock) -> None:
+        """Give up a late capture, and stop its recorder: no step may follow.
+
+        A recorder that only the training thread may stop ends at that thread's next phase.
+        """
         session = self.session
         if session is not None:
             session.expire()
-            if session.dropped and session.prepared and session.recorder.stops_anywhere:
+            if not (session.dropped and session.prepared):
+                return
+            if session.recorder.stops_anywhere:
                 faults.guarded(session.recorder.drop)()
+            elif not isinstance(clock.push, partial):
+                clock.push = partial(self._stop_late, clock, session, clock.push)
+
+    def _stop_late(
+        self,
+        clock: CaptureClock,
+        session: RecordingSession,
+        push: Callable[[Any], None],
+        entry: Any,
+    ) -> None:
+        """Push the entry, and stop the recorder at this boundary of a phase.
+
+        Not inside of a backward: autograd would then bring the stopped profiler back.
+        """
+        push(entry)
+        if self.session is not session:
+            clock.push = push
+        elif session.here and not safety.is_in_backward(sys.modules.get("torch")):
+            clock.push = push
+            faults.guarded(self._drop)(session)
 
     def deliver(self, beat: Callable[[], None]) -> None:
         """Move exported captures to the inbox; delete those that nobody will fetch."""

@@ -78,6 +78,12 @@ def profiler_busy(situation: Situation) -> str | None:
     return "profiler_busy" if runs else None
 
 
+def is_in_backward(torch: Any) -> bool:
+    """Return whether this thread is inside of autograd's engine; False before torch 2.1."""
+    task = getattr(getattr(torch, "_C", None), "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
 def unsafe_stacks(situation: Situation) -> str | None:
     old = _version(situation.torch.__version__) < _SAFE_STACKS_TORCH
     wanted = "stacks" in situation.command.options
