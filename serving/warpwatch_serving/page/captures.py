@@ -38,8 +38,11 @@ def newest(state: State, show: str | None) -> list[Capture]:
 
 def facts(capture: Capture) -> Iterator[tuple[str, str]]:
     """Yield names and facts, as far as they are known."""
-    cost = f"{seconds(max(0.0, capture.cost_s))} of training" if capture.cost_s else ""
-    if not cost and capture.expected_cost_s:
+    cost = ""
+    if capture.cost_s is not None:
+        # The difference of two measurements: the steps beside it may have been slower.
+        cost = f"{seconds(capture.cost_s)} of training" if capture.cost_s > 0 else "none measured"
+    elif capture.expected_cost_s:
         cost = f"{seconds(capture.expected_cost_s)} expected"
     known = {
         "steps": steps(capture),

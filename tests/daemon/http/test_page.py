@@ -16,7 +16,7 @@ from tests.daemon.http.everything import fill
 from warpwatch_daemon.cli import main, status
 from warpwatch_daemon.cli.capture import describe
 from warpwatch_runtime.quantities import ago, gibibytes, rate, seconds, text
-from warpwatch_serving.page.captures import outcome, price
+from warpwatch_serving.page.captures import facts, outcome, price
 from warpwatch_serving.page.charts import ceiling_s, phase_shares, plots, step_chart
 from warpwatch_serving.page.devices import power
 from warpwatch_serving.page.findings import headline, when
@@ -182,6 +182,7 @@ def test_the_figures_of_the_page_are_the_golden_ones(golden):
         outcome(replace(capture, outcome="partial", world_size=8)),
         outcome(replace(capture, ranks=(), outcome="no_memory")),
         *(price({"before": 0.2, "during": 0.19}), price({"before": 0.2})),
+        *facts(replace(capture, cost_s=-0.2, expected_cost_s=1.0)),
         *map(seconds, (2.5e-5, 0.0012, 0.2124, 1.0, 61.0, 4000.0, None, strange)),
         *(gibibytes(80 * 2**30), rate(194_321.0, "tokens"), text("a\nb\tc" + "d" * 200, 8)),
         *(ago(100.0, 101.0), ago(0.0, 200_000.0), power({("device_power_watts", ()): 0.0})),
