@@ -80,7 +80,8 @@ class PodFoldersOrigin(AttributionOrigin):
 MAX_FILE_BYTES = 4096
 MAX_JOBS = 64
 # Array tasks (12_3), parts of heterogeneous jobs (12+1), ids of other batch systems (12.server).
-SLURM_WORD = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.@+-]{0,63}", re.ASCII)
+# A user of a Windows domain is ``DOM\ann``.
+SLURM_WORD = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.@\\+-]{0,63}", re.ASCII)
 _ABOUT = frozenset(SlurmJob._fields) - {"id"}
 _JOB_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.+\[\]-]{0,63}", re.ASCII)
 

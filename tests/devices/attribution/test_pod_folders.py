@@ -100,11 +100,11 @@ def test_files_are_named_by_uuid_or_index(tmp_path: Path) -> None:
 
 def test_a_line_may_say_whose_the_job_is_and_no_file_that_none_runs(tmp_path: Path) -> None:
     assert jobs(read_jobs(tmp_path)) == {}
-    # The second cluster has no accounting.
-    for account in ("vision", ""):
-        (tmp_path / GPU_0).write_text(f"4711 user=ann account={account} partition=a3-mega\n")
+    # The second cluster has no accounting, and its users are of a Windows domain.
+    for user, account in (("ann", "vision"), (r"DOM\ann", "")):
+        (tmp_path / GPU_0).write_text(f"4711 user={user} account={account} partition=a3-mega\n")
         (attribution,) = read_jobs(tmp_path).attributions
-        assert attribution.slurm_jobs == {GPU_0: (SlurmJob("4711", "ann", account, "a3-mega"),)}
+        assert attribution.slurm_jobs == {GPU_0: (SlurmJob("4711", user, account, "a3-mega"),)}
 
 
 @pytest.mark.parametrize(
