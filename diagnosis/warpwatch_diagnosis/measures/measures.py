@@ -106,6 +106,11 @@ class Measures:
     stage: tuple[int, int] | None = None
 
     @property
+    def is_amd(self) -> bool:
+        """Whether the GPU is from AMD, where NVIDIA's tools do not work."""
+        return "AMD" in (self.device_name or "")
+
+    @property
     def window_us(self) -> float:
         return self.window[1] - self.window[0]
 

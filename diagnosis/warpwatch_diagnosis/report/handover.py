@@ -39,7 +39,7 @@ _BARE = re.compile(
 def commands(measures: Measures) -> Iterator[tuple[str, str]]:
     """Yield titles with shell commands, and with the hottest kernel's place on the roofline."""
     gpu = measures.gpu
-    if gpu is None or "AMD" in (measures.device_name or ""):
+    if gpu is None or measures.is_amd:
         return
     # Replaying a collective can hang.
     kernel = next((k for k in gpu.kernel_times if k.kernel_class != "communication"), None)

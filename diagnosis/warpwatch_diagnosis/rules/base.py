@@ -110,6 +110,8 @@ class DiagnosisRule(ABC):
         of_servers = _ADVICE["server"].get(self.kind)
         if measures.server is not None and of_servers:
             advice = of_servers.format(label=measures.label)
+        for of_nvidia, of_amd in _ADVICE["amd"].items() if measures.is_amd else ():
+            advice = advice.replace(of_nvidia, of_amd)
         return Finding(
             self.kind, measures.rank, measures.label, share, recoverable_us / 1e6,
             confidence, tuple(evidence), advice, yields_to, measures.node,

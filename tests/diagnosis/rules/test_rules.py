@@ -238,19 +238,24 @@ SYNCHRONIZED = [
 ]
 
 
+AMD: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": "AMD Instinct MI300X"}]}
+
+
 @pytest.mark.parametrize(
-    ("parts", "small", "advised"),
+    ("parts", "small", "head", "advised"),
     [
-        (copied(3000, 20.0, "Pinned"), [SMALL_COPY], "on a stream of its own"),
-        (SYNCHRONIZED, SMALL_READ, "torch.cuda.synchronize()"),
+        (copied(3000, 20.0, "Pinned"), [SMALL_COPY], {}, "on a stream of its own"),
+        (copied(3000, 2.0, "Pinned"), [SMALL_COPY], AMD, "(amd-smi metric --pcie: PCIe generation"),
+        (SYNCHRONIZED, SMALL_READ, {}, "torch.cuda.synchronize()"),
     ],
-    ids=["transfer_bound", "sync_bound"],
+    ids=["transfer_bound", "transfer_bound on AMD", "sync_bound"],
 )
 def test_advice_is_about_what_takes_long_not_about_what_else_there_is(
-    tmp_path, parts, small, advised
+    tmp_path, parts, small, head, advised
 ):
     alone, beside = (
-        diagnosed(tmp_path, stepped(*some)).findings[0] for some in (parts, [*parts, *small])
+        diagnosed(tmp_path, stepped(*some, **head)).findings[0]
+        for some in (parts, [*parts, *small])
     )
     assert advised in alone.advice
     assert beside.advice == alone.advice
