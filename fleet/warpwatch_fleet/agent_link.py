@@ -76,6 +76,15 @@ class AgentLink(ABC):
         """Yield the content of a file; it blocks, so not for the loop. Raises AgentError."""
 
 
+def _reason(error: httpx.HTTPError) -> str:
+    """Return one line; the text of a time-out is only the name of its type."""
+    if isinstance(error, httpx.ConnectTimeout):
+        return f"no connection within {CONNECT_TIMEOUT_S:g} s"
+    if isinstance(error, httpx.TimeoutException):
+        return f"it was silent for {SILENCE_S:g} s"
+    return in_a_line(error)
+
+
 def _changed_at(file: Path | None) -> int:
     return 0 if file is None else file.stat().st_mtime_ns
 
@@ -178,7 +187,7 @@ class HttpLink(AgentLink):
                 async for lines in _paced(_lines(_parts(answer))):
                     receive(lines)
         except httpx.HTTPError as error:
-            raise AgentError(in_a_line(error)) from error
+            raise AgentError(_reason(error)) from error
 
     async def request(self, path: str, body: Mapping[str, Any]) -> Any:
         try:
@@ -191,7 +200,7 @@ class HttpLink(AgentLink):
         except TimeoutError as error:
             raise AgentError(f"no answer within {ANSWER_S:g} s") from error
         except httpx.HTTPError as error:
-            raise AgentError(in_a_line(error)) from error
+            raise AgentError(_reason(error)) from error
         return read_answer(answer.status_code, content)
 
     def download(self, path: str) -> Iterator[bytes]:
@@ -204,7 +213,7 @@ class HttpLink(AgentLink):
                 for part in answer.iter_raw():
                     yield from unpack(part)
         except httpx.HTTPError as error:
-            raise AgentError(in_a_line(error)) from error
+            raise AgentError(_reason(error)) from error
 
 
 DOWNLOAD_TIMEOUT_S = 60.0

@@ -258,13 +258,14 @@ class Fleet:
             return_exceptions=True,
         )
         refused = [
-            f"{target.address} judges {job.name} itself: {result}"
+            f"no lease of {job.name} from {target.address}, so that agent reports the job's "
+            f"anomalies beside this fleet: {result}"
             for (target, job, _), result in zip(wanted, results, strict=True)
             if isinstance(result, AgentError | Refused)
         ]
         if refused:
             # All of them, while the bus is away.
-            more = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
+            more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
             logger.warning("%s%s", refused[0], more)
 
     # --- captures ---

@@ -193,12 +193,13 @@ FOLLOWED, ASKED = (followed, stop), (asked, "captures")
         (ASKED, OK + b"Content-Length: 6\r\n\r\n<html>", "^200: no JSON"),
         (ASKED, OK + LONG, "an answer is longer than"),
         (ASKED, OK + b"Content-Length: 9\r\n\r\n{", "^no answer within 0.1 s"),
+        (FOLLOWED, OK + b"Content-Length: 9\r\n\r\n{", "^it was silent for 0.1 s"),
     ],
 )
 def test_what_is_no_agents_answer_is_named_in_one_line(monkeypatch, how, body, said):
     work, what = how
-    if said.startswith("^no answer"):
-        monkeypatch.setattr(agent_link, "ANSWER_S", 0.1)
+    if said.endswith("0.1 s"):
+        monkeypatch.setattr(agent_link, "SILENCE_S" if how is FOLLOWED else "ANSWER_S", 0.1)
     with answering(body) as to, pytest.raises(AgentError, match=said) as raised:
         work(AgentsConfig(), to, what)
     assert "\n" not in str(raised.value)

@@ -92,7 +92,10 @@ def test_what_is_opened_is_counted_captured_and_told(tmp_path, stack, monkeypatc
     asyncio.run(fleet._evaluate())
     labels = {"kind": "straggler", "severity": "warning"}
     assert fleet.metrics.registry.get_sample_value("warpwatch_anomalies_total", labels) == 1
-    assert caplog.messages[-1] == "gpu-1:9400 judges llama itself: away, and 1 more"
+    assert caplog.messages[-1] == (
+        "no lease of llama from gpu-1:9400, so that agent reports the job's anomalies beside this "
+        "fleet: away (and 1 more)"
+    )
     fleet._advance_triggers()
     (decision,) = fleet.overview().decisions
     assert (decision.anomaly_id, decision.outcome) == ("a1", "failed")

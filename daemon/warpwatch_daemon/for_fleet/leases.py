@@ -92,9 +92,9 @@ class JobLeases:
         with self._lock:
             held = self._leases.get(job)
             if held is not None and held.holder != holder and held.until > now:
-                raise Refused("refused_busy", f"{held.holder} judges this job")
+                raise Refused("refused_busy", f"the fleet {held.holder} evaluates this job")
             if held is None and len(self._leases) >= MAX_LEASES:
-                raise Refused("refused_busy", f"{MAX_LEASES} jobs are judged by fleets already")
+                raise Refused("refused_busy", f"{MAX_LEASES} jobs are evaluated by fleets already")
             self._leases[job] = Lease(holder, now + seconds, raised or {})
 
     def raised(self, changes: Iterable[Change]) -> list[Change]:

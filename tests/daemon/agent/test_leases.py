@@ -70,7 +70,7 @@ def test_a_lease_that_is_renewed_goes_on_and_no_second_fleet_gets_it(leases, clo
     leases.acquire(JOB, "fleet-0", 60.0)
     clock.advance(50.0)
     assert leases.expire([HANG]) == []
-    with pytest.raises(Refused, match="fleet-0 judges this job"):
+    with pytest.raises(Refused, match="the fleet fleet-0 evaluates this job"):
         leases.acquire(JOB, "fleet-1", 60.0)
     clock.advance(11.0)
     leases.acquire(JOB, "fleet-1", 60.0)
@@ -79,7 +79,7 @@ def test_a_lease_that_is_renewed_goes_on_and_no_second_fleet_gets_it(leases, clo
 def test_leases_and_what_is_kept_back_have_a_bound(leases):
     for number in range(41, 1065):
         leases.acquire(JOB._replace(run=str(number)), "fleet", 60.0)
-    with pytest.raises(Refused, match="1024 jobs are judged by fleets already"):
+    with pytest.raises(Refused, match="1024 jobs are evaluated by fleets already"):
         leases.acquire(JOB._replace(run="2000"), "fleet", 60.0)
     leases.acquire(JOB, "fleet", 60.0)
     for number in range(2001):
