@@ -114,6 +114,7 @@ class Fleet:
         self._board = FleetBoard(self.metrics)
         self._register = CaptureRegister(open_store(config), self._board)
         self._finisher_loops: tuple[Loop, ...] = ()
+        self._schedule_loops: tuple[Loop, ...] = ()
         self.captures = FleetCaptures(
             self._cluster, self._source.links, config.triggers, self._register, self._board,
             self._wake,
@@ -198,7 +199,8 @@ class Fleet:
         every("retention", RETAIN_INTERVAL_S, service.retain)
         every("triggers", EVALUATE_INTERVAL_S, self._advance_triggers)
         if self._has_schedules:
-            every("schedules", SCHEDULE_INTERVAL_S, self._advance_schedules)
+            schedules = every("schedules", SCHEDULE_INTERVAL_S, self._advance_schedules)
+            self._schedule_loops = (schedules,)
         if self._upload is not None:
             every("uploads", UPLOAD_INTERVAL_S, self._upload)
 
@@ -207,6 +209,9 @@ class Fleet:
             loop.wake()
 
     def _stop(self) -> None:
+        # No regular capture starts that nobody would follow.
+        for schedules in self._schedule_loops:
+            schedules.stop()
         loop = self.captures.loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended by itself

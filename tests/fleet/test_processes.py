@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -99,11 +100,14 @@ def test_what_is_opened_is_counted_captured_and_told(tmp_path, stack, monkeypatc
     fleet._advance_triggers()
     (decision,) = fleet.overview().decisions
     assert (decision.anomaly_id, decision.outcome) == ("a1", "failed")
-    loops: dict[str, float] = {}
-    every = lambda name, interval_s, step: loops.update({name: interval_s})  # noqa: E731
+    loops: dict[str, Mock] = {}
+    every = lambda name, interval_s, step: loops.setdefault(name, Mock(s=interval_s))  # noqa: E731
     monkeypatch.setattr(fleet._supervisor, "every", every)
     fleet._start_loops()
-    assert loops == {"captures": 5, "stacks": 5, "retention": 60, "triggers": 0.5, "schedules": 30}
+    intervals_s = {"captures": 5, "stacks": 5, "retention": 60, "triggers": 0.5, "schedules": 30}
+    assert {name: loop.s for name, loop in loops.items()} == intervals_s
+    fleet._stop()
+    assert [name for name, loop in loops.items() if loop.stop.called] == ["schedules"]
 
 
 def test_two_workers_answer_as_one(tmp_path, stack):
