@@ -124,6 +124,7 @@ class FleetJob:
             self.members[seen.rank] = Member(node, seen)
         else:
             before.status = "running"
+            before.began_time = max(before.began_time, seen.time)
             # Its process may be a new one, in another pod.
             device = seen.device or before.seen.device
             before.seen = msgspec.structs.replace(seen, device=device)
@@ -151,8 +152,10 @@ class FleetJob:
             member = self.members.get(one.rank if one.rank is not None else -1)
             if member is None or member.node != node:
                 continue
-            if isinstance(one, Step) and member.has_counted(one):
-                continue
+            if isinstance(one, Step):
+                if member.has_counted(one):
+                    continue
+                one = member.in_order(one)
             member.feed(one)
             # After a restart, all lines of a node may come before those of the next one.
             if self.is_evaluated or not self.is_resumed:
@@ -381,6 +384,7 @@ class Member:
     """One rank of the job, on the node at this address.
 
     knows_requests: whether it has reported requests or the KV cache; others report 0 requests.
+    began_time: when its newest process was seen first.
     """
 
     node: str
@@ -398,17 +402,30 @@ class Member:
     recent: RecentSteps = field(default_factory=RecentSteps)
     second: Serve | None = None
     knows_requests: bool = False
+    began_time: float = -math.inf
 
     @property
     def is_live(self) -> bool:
         return self.status in ("running", "stopped")
 
     def has_counted(self, step: Step) -> bool:
-        """Return whether the step is read again, of an agent that was no target for a while."""
+        """Return whether the step is read again, of an agent that was no target for a while.
+
+        The next step of the newest process is new at any time: its node's clock may be set back.
+        """
         last = self.last_step_time
         if last is None or self.step is None or step.time >= last + SAME_S:
             return False
-        return step.time <= last - SAME_S or step.step <= self.step
+        if step.time <= last - SAME_S:
+            return step.step != self.step + 1 or self.seen.time < self.began_time - SAME_S
+        return step.step <= self.step
+
+    def in_order(self, step: Step) -> Step:
+        """Return the step at the time of the one before, if its own time is long before that."""
+        last = self.last_step_time
+        if last is None or step.time > last - SAME_S:
+            return step
+        return msgspec.structs.replace(step, time=last)
 
     def feed(self, record: JobRecord) -> None:
         if isinstance(record, Step):
