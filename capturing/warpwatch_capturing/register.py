@@ -15,7 +15,13 @@ from typing import Any
 from warpwatch_capturing.participant import Board
 from warpwatch_capturing.policy import Known
 from warpwatch_capturing.store import Store
-from warpwatch_telemetry.captures import INTERRUPTED, REGULAR_TRIGGERS, Capture, CaptureRequest
+from warpwatch_telemetry.captures import (
+    INTERRUPTED,
+    OUTCOMES,
+    REGULAR_TRIGGERS,
+    Capture,
+    CaptureRequest,
+)
 from warpwatch_telemetry.jobs import JobId
 
 logger = logging.getLogger(__name__)
@@ -39,6 +45,9 @@ class CaptureRegister:
         # Jobs whose residual is shown.
         self._with_residual: Set[tuple[str, str]] = frozenset()
         self._captures = {capture.id: capture for capture in store.load(SHOWN)}
+        # Versions before kept all that were refused after their start.
+        for outcome in (name for name in OUTCOMES if name.startswith("refused_")):
+            self._trim_refused(outcome, SHOWN_REFUSED)
         self._end_interrupted(wall())
         self._publish()
 
@@ -63,12 +72,16 @@ class CaptureRegister:
     def refuse(self, capture: Capture) -> None:
         """Show a capture that was refused; only the newest few are kept, here and on disk."""
         with self._lock:
-            refused = [c.id for c in self._captures.values() if c.outcome == capture.outcome]
-            for capture_id in refused[: 1 - SHOWN_REFUSED]:
-                folder = self._captures.pop(capture_id).folder
-                if folder is not None:
-                    shutil.rmtree(folder, ignore_errors=True)
+            self._trim_refused(capture.outcome, SHOWN_REFUSED - 1)
             self.keep(capture)
+
+    def _trim_refused(self, outcome: str | None, kept: int) -> None:
+        """Remove all captures with this outcome but the newest few, with their folders."""
+        refused = [c.id for c in self._captures.values() if c.outcome == outcome]
+        for capture_id in refused[:-kept]:
+            folder = self._captures.pop(capture_id).folder
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def file(self, capture_id: str, name: str, owner: str | None = None) -> Path | None:
         """Return the path of a capture's file, which may have been removed.

@@ -238,15 +238,20 @@ def test_what_the_store_had_no_room_for_is_asked_for_again(node):
         node.fail(INTERRUPTED)
 
 
-def test_what_was_refused_before_a_restart_is_asked_for_again_and_the_newest_ten_are_kept(node):
+@pytest.mark.parametrize("by_older_version", [False, True])
+def test_what_was_refused_before_a_restart_is_asked_for_again_and_the_newest_ten_are_kept(
+    node, by_older_version
+):
     for number in range(12):
         capture = Capture(f"20261121T2000{number:02d}-aa", AUTOMATIC, node.now + number)
         register = node.service.register
         register.keep(register.with_folder(capture))
         started = register.create(capture.id)
-        register.refuse(replace(started, outcome="refused_idle"))
-        register.update(capture.id)
+        if not by_older_version:
+            register.refuse(replace(started, outcome="refused_idle"))
+        register.update(capture.id, outcome="refused_idle")
     node.restart()
+    assert len(node.store.folders()) == 10
     assert [one.id[13:15] for one in node.captures] == [f"{number:02d}" for number in range(2, 12)]
     node.see(STRAGGLER)
     assert (node.decision().capture_id, len(node.captures)) == (node.captures[-1].id, 11)
