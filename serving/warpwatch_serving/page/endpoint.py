@@ -151,7 +151,10 @@ def _digest(path: Path) -> str:
 
 # --- the login ---
 
-_USED = "This link has been used or is older than a minute."
+_UNKNOWN_LINK = (
+    "This link is not known here: it has been used, is older than a minute, or another process "
+    "made it. Only the worker of a fleet that made a link knows it."
+)
 _WRONG_TOKEN = "This is not the token."
 _TOKEN_FORM = """<form class="filters" method="post" action="/login">
     <input type="password" name="token" aria-label="Token" autocomplete="current-password" required>
@@ -179,7 +182,7 @@ class Login:
             return self._page(request, 200)
         caller = await self._access.links.end(key)
         if caller is None:
-            return self._page(request, 401, _USED)
+            return self._page(request, 401, _UNKNOWN_LINK)
         return await self._start(request, caller)
 
     async def log_in(self, request: Request) -> Response:
