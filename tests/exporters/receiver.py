@@ -35,14 +35,17 @@ def http_server(
                 self.end_headers()
                 self.wfile.write(content)
 
-        do_GET = do_POST = do_PATCH = do_PUT = _do
+        do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _do
 
         def log_message(self, *_: Any) -> None:
             """Write nothing to the test's output."""
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        # Each shakes hands in its own thread: a client that leaves before delays no other.
+        server.socket = tls.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
