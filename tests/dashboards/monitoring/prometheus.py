@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.waiting import eventually
+from tests.loop.node import poll
 from warpwatch_daemon.demo.processes import free_port
 
 # One core, and memory rather than time: a process lives for some seconds.
@@ -126,15 +126,8 @@ def served(command: Sequence[str], port: int, log: Path) -> Iterator[httpx.Clien
         )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
-            eventually(lambda: is_ready(client), f"ready: see {log}")
+            poll(lambda: client.get("/-/ready").status_code == 200, f"ready: see {log}")
             yield client
     finally:
         process.kill()
         process.wait()
-
-
-def is_ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/-/ready").status_code == 200
-    except httpx.ConnectError:
-        return False

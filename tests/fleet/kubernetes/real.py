@@ -1,15 +1,13 @@
 """A real API server with RBAC, and etcd, on loopback: no kubelet, no controllers."""
 
-import contextlib
 import shutil
 import subprocess
 from pathlib import Path
 
-import httpx
-
 from tests.fleet.kubernetes.api_server import ApiServer, certificate
 from tests.helm import chart
-from tests.waiting import DEADLINE_S, eventually
+from tests.loop.node import poll
+from tests.waiting import DEADLINE_S
 from warpwatch_daemon.demo.processes import free_port
 
 ADMIN = "all-rights"
@@ -48,13 +46,10 @@ class RealApiServer(ApiServer):
             "--disable-admission-plugins=ServiceAccount", "--service-cluster-ip-range=10.0.0.0/24",
         )  # fmt: skip
         super().__init__(folder, ADMIN, port)
-
-        def is_ready() -> bool:
-            with contextlib.suppress(httpx.HTTPError):
-                return self.status("GET", "/api/v1/namespaces/default") == 200
-            return False
-
-        eventually(is_ready, lambda: self.log.read_text(errors="replace")[-2000:])
+        poll(
+            lambda: self.status("GET", "/api/v1/namespaces/default") == 200,
+            lambda: self.log.read_text(errors="replace")[-2000:],
+        )
 
     def install(self, objects: tuple[chart.Object, ...]) -> None:
         """The chart's rights and kinds; ``folder`` gets a token of its service account."""
