@@ -6,22 +6,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.client.fork_server import ROOT, Forked, ForkServer
+from tests.daemon.ranks.ring_files import Holder
 from tests.waiting import eventually
 from warpwatch import protocol
 from warpwatch.ring import RingWriter
-
-HOLD_LOCK = """
-import fcntl, sys
-lock = open(sys.argv[1], "r+b")
-fcntl.lockf(lock, fcntl.LOCK_EX, 1, 0)
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 class Ring:
@@ -111,13 +104,8 @@ class Folder:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("WARPWATCH")}
         return {**kept, **named, "WARPWATCH_ATTACH_INTERVAL_S": "0.02", **more}
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        command = [sys.executable, "-S", "-c", HOLD_LOCK, str(self.path / "daemon.lock")]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-            holder.stdout.readline()
-            yield
-            holder.stdin.close()
+    def held(self) -> closing[Holder]:
+        return closing(Holder(self.path / "daemon.lock"))
 
     def silent_for(self, seconds: float) -> None:
         eventually(lambda: time.monotonic_ns() - self.ring().header.heartbeat_ns > seconds * 1e9)
