@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -143,22 +143,20 @@ def program(
     """
     environment = {**folder.environment(**environ), "PYTHONPATH": str(ROOT / "client")}
     environment["PYTHONPATH"] += os.pathsep + environ.get("PYTHONPATH", "")
-    if isinstance(python, ForkServer):
-        forked = python.fork(code, *arguments, environ=environment)
-        try:
-            yield forked
-        finally:
-            forked.kill()
-        return
-    with subprocess.Popen(
-        [python, "-c", code, *arguments],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    process: Forked | subprocess.Popen[str]
+    with ExitStack() as stack:
+        if isinstance(python, ForkServer):
+            process = python.fork(code, *arguments, environ=environment)
+        else:
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [python, "-c", code, *arguments],
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        stack.callback(process.kill)
+        yield process

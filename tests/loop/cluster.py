@@ -3,7 +3,6 @@
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +133,5 @@ class LoopCluster(ApiAnswers):
             process.wait()
 
 
-@contextlib.contextmanager
-def loop_cluster(folder: Path, nodes: int, **config: Any) -> Iterator[LoopCluster]:
-    cluster = LoopCluster(folder, nodes, **config)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+def loop_cluster(folder: Path, nodes: int, **config: Any) -> contextlib.closing[LoopCluster]:
+    return contextlib.closing(LoopCluster(folder, nodes, **config))

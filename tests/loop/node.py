@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import httpx
 import psutil
 import yaml
 
+from tests.processes import logged
 from tests.waiting import DEADLINE_S, eventually
 from warpwatch_daemon.api_client import socket_path
 from warpwatch_daemon.demo.processes import free_port
@@ -40,15 +41,8 @@ def started(
 ) -> subprocess.Popen[bytes]:
     """Start Python with these arguments; its output goes to the end of ``log``."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WARPWATCH_")}
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=ROOT,
-            env=kept | environment,
-            stdout=output,
-            stderr=output,
-            stdin=stdin,
-        )
+    command = [sys.executable, *arguments]
+    return logged(command, log, cwd=ROOT, env=kept | environment, stdin=stdin)
 
 
 class SocketTransport(httpx.HTTPTransport):
@@ -238,10 +232,5 @@ class LoopNode(ApiAnswers):
                 process.stdin.close()
 
 
-@contextlib.contextmanager
-def loop_node(folder: Path, **config: Any) -> Iterator[LoopNode]:
-    node = LoopNode(folder, **config)
-    try:
-        yield node
-    finally:
-        node.close()
+def loop_node(folder: Path, **config: Any) -> contextlib.closing[LoopNode]:
+    return contextlib.closing(LoopNode(folder, **config))

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.loop.node import ROOT, LoopNode, poll
+from tests.processes import logged
 from warpwatch.launch import environment
 from warpwatch_daemon.demo.processes import free_port
 
@@ -75,14 +76,8 @@ class Server:
         environ = outside() | QUIET | shim(node) | (TWO_RANKS if ranks == 2 else {})
         if faults is not None:
             environ |= self._plug_in(faults, environ["PYTHONPATH"])
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [PYTHON, "-m", "vllm.entrypoints.openai.api_server", *arguments],
-                env=environ,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", *arguments]
+        self.process = logged(command, self.log, env=environ, start_new_session=True)
         poll(self._is_ready, lambda: self.log.read_text()[-2000:])
 
     def _plug_in(self, faults: dict[str, Any], path: str) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """A real S3 server for tests, behind a server that fails as networks and buckets do."""
 
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.exporters.receiver import Answer, http_server
+from tests.processes import running
 from tests.waiting import DEADLINE_S, eventually, is_listening
 from warpwatch_daemon.demo.processes import free_port
 
@@ -83,14 +83,9 @@ def bucket(folder: Path) -> Iterator[Bucket]:
     command = [program, "serve", "s3", "--auth-key", ",".join(_KEYS), "--config", ""]
     command += ["--addr", f"127.0.0.1:{port}", "--vfs-cache-mode", "off", str(folder)]
     log = folder.parent / "rclone.log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
+    with running(command, log):
         eventually(lambda: is_listening(port), log.read_text)
         found = Bucket(folder / BUCKET, port)
         with http_server(found.answer) as found.environment["AWS_ENDPOINT_URL"]:
             yield found
             found.set("pass")
-    finally:
-        server.kill()
-        server.wait()

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,11 +183,9 @@ class RingFile:
         for _ in range(count):
             self.step(duration_s)
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[Holder]:
-        """Another process holds the ring's lock, as the training process would."""
-        with contextlib.closing(Holder(self.path)) as holder:
-            yield holder
+    def held(self) -> contextlib.closing[Holder]:
+        """Let another process hold the ring's lock, as the training process would."""
+        return contextlib.closing(Holder(self.path))
 
 
 def whole_ring(turn: int) -> bytes:

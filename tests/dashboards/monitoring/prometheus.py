@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from tests.loop.node import poll
+from tests.processes import running
 from warpwatch_daemon.demo.processes import free_port
 
 # One core, and memory rather than time: a process lives for some seconds.
@@ -119,15 +119,9 @@ def every_second(rules: Path, folder: Path, interval: str = "1s", wait: str | No
 @contextmanager
 def served(command: Sequence[str], port: int, log: Path) -> Iterator[httpx.Client]:
     """A server of the Prometheus family from when it is ready to the end of the block."""
-    environment = {**os.environ, **FRUGAL}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, cwd=log.parent, env=environment
-        )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
-            poll(lambda: client.get("/-/ready").status_code == 200, f"ready: see {log}")
-            yield client
-    finally:
-        process.kill()
-        process.wait()
+    with (
+        running(command, log, cwd=log.parent, env={**os.environ, **FRUGAL}),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client,
+    ):
+        poll(lambda: client.get("/-/ready").status_code == 200, f"ready: see {log}")
+        yield client

@@ -26,6 +26,7 @@ from typing import Any
 
 import grpc
 
+from tests.processes import logged
 from tests.waiting import DEADLINE_S, eventually
 
 NODE = "warpwatch-test"
@@ -157,11 +158,8 @@ class KubernetesNode:
 
     def _run(self, *command: str) -> subprocess.Popen[bytes]:
         log = self._logs / f"{Path(command[0]).name}.log"
-        with open(log, "ab") as output:
-            # In a session of its own: an interrupt from the terminal is for the tests alone.
-            process = subprocess.Popen(
-                command, stdout=output, stderr=output, start_new_session=True
-            )
+        # In a session of its own: an interrupt from the terminal is for the tests alone.
+        process = logged(command, log, start_new_session=True)
         self._undo.callback(_end, process)
         return process
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.fleet.kubernetes.api_server import ApiServer, certificate
 from tests.helm import chart
 from tests.loop.node import poll
+from tests.processes import logged
 from tests.waiting import DEADLINE_S
 from warpwatch_daemon.demo.processes import free_port
 
@@ -69,7 +70,4 @@ class RealApiServer(ApiServer):
             process.wait(DEADLINE_S)
 
     def _run(self, *command: str) -> None:
-        with self.log.open("ab") as log:
-            self._processes.append(
-                subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-            )
+        self._processes.append(logged(command, self.log, start_new_session=True))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.devices.fakenvml.driver import FakeDriver
-from tests.loop.node import LoopNode, poll
+from tests.loop.node import LoopNode, loop_node, poll
 
 INTERVAL_S = 0.1
 # All that is read of devices, and nothing else.
@@ -27,12 +27,9 @@ def device_node(folder: Path, driver: FakeDriver, **config: Any) -> Iterator[Loo
     attribution = {"kubelet_socket": "off", "slurm": "off"}
     log = {"jsonl": {"path": str(folder / "log.jsonl")}}
     config = {"sources": SOURCES, "attribution": attribution, "exporters": log} | config
-    node = LoopNode(folder, **config)
-    try:
+    with loop_node(folder, **config) as node:
         node.start_daemon(wait=True, **driver.environment)
         yield node
-    finally:
-        node.close()
 
 
 def devices(node: LoopNode) -> dict[int, dict[str, Any]]:
