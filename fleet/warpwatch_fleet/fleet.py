@@ -158,7 +158,11 @@ class Fleet:
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
-        following = threading.Thread(target=lambda: asyncio.run(self._follow_all()), name="follow")
+        # A daemon thread: NATS' library may never end an attempt to connect, as asyncio.wait_for
+        # loses a cancellation if the server refuses at that moment.
+        following = threading.Thread(
+            target=lambda: asyncio.run(self._follow_all()), name="follow", daemon=True
+        )
         following.start()
         self._start_loops()
         for number in (signal.SIGTERM, signal.SIGINT):

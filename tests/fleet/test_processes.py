@@ -1,6 +1,7 @@
 """Processes of a fleet without their loops: one acts on changes, two workers answer as one."""
 
 import asyncio
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -108,6 +109,21 @@ def test_what_is_opened_is_counted_captured_and_told(tmp_path, stack, monkeypatc
     assert {name: loop.s for name, loop in loops.items()} == intervals_s
     fleet._stop()
     assert [name for name, loop in loops.items() if loop.stop.called] == ["schedules"]
+
+
+def test_a_fleet_whose_bus_does_not_close_ends(tmp_path, stack, monkeypatch):
+    fleet = worker(stack, tmp_path, TestNode("gpu-1"))
+    is_over = threading.Event()
+    monkeypatch.setattr(fleet, "_follow_all", lambda: asyncio.to_thread(is_over.wait))
+    monkeypatch.setattr(fleet, "_bind_locally", lambda: None)
+    monkeypatch.setattr("warpwatch_fleet.fleet.STOP_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    fleet.server.stop()
+    fleet.run()
+    (left,) = (thread for thread in threading.enumerate() if thread.name == "follow")
+    assert left.daemon
+    is_over.set()
+    left.join()
 
 
 def test_two_workers_answer_as_one(tmp_path, stack):
