@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.loop.node import loop_node, poll
-from tests.loop.programs import STEPPING_AS
+from tests.loop.programs import STEPPING
 from tests.waiting import DEADLINE_S
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples/systemd"
@@ -59,9 +59,9 @@ def test_with_the_units_umask_a_user_is_captured_and_reads_nothing_of_the_store(
         with loop_node(open_path) as node:
             node.start_daemon()
             os.umask(before)
-            node.start_rank(0, STEPPING_AS, str(OTHER_USER), world_size=1)
+            node.start_rank(0, STEPPING, "0.02", str(OTHER_USER), world_size=1)
             poll(lambda: node.get("ranks"), "the rank reports")
-            asked = {"job": "other-user", "kind": "stacks"}
+            asked = {"job": "stepping", "kind": "stacks"}
             assert node.http.post("/api/v1/captures", json=asked).status_code == 202
 
             def complete() -> Any:

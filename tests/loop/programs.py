@@ -33,17 +33,21 @@ for number in range(steps):
 print(json.dumps({"losses": digest.hexdigest(), "steps": steps, "dearest_ms": dearest / 1e6}))
 """
 
-# One rank that only steps, and prints every 50th; ends after its number of steps, or never.
+# One rank that only steps, each argv[1] seconds long, and prints every 50th; as the user argv[2] if
+# there is one: everything is imported before root's rights are given up.
 STEPPING = """
-import sys, time
+import os, sys, time
 import warpwatch
+from warpwatch import helper_thread
+import encodings.ascii, encodings.idna
 
-steps, period_s = int(sys.argv[1]), float(sys.argv[2])
+for uid in map(int, sys.argv[2:]):
+    os.setgid(uid), os.setuid(uid)
 monitor = warpwatch.attach(job="stepping")
 number = 0
-while number != steps:
+while True:
     with monitor.step(samples=4):
-        time.sleep(period_s)
+        time.sleep(float(sys.argv[1]))
     number += 1
     if number % 50 == 0:
         print("step", number, flush=True)
@@ -88,20 +92,6 @@ for batch in DataLoader(Numbers(), batch_size=2):
     time.sleep(0.1)
     optimizer.step()
     optimizer.zero_grad()
-"""
-
-# The same, as another user: everything is imported before root's rights are given up.
-STEPPING_AS = """
-import os, sys, time
-import warpwatch
-from warpwatch import helper_thread
-import encodings.ascii, encodings.idna
-
-os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
-monitor = warpwatch.attach(job="other-user")
-while True:
-    with monitor.step():
-        time.sleep(0.02)
 """
 
 # A short job each second until it is killed, forked for speed: each of another user where it may

@@ -61,7 +61,7 @@ def active(node: LoopNode) -> dict[tuple[str, str], dict[str, Any]]:
 def start_ranks(node: LoopNode, uuids: list[str]) -> None:
     for rank, uuid in enumerate(uuids):
         size = len(uuids)
-        node.start_rank(rank, STEPPING, "-1", "0.5", world_size=size, WARPWATCH_GPU_UUID=uuid)
+        node.start_rank(rank, STEPPING, "0.5", world_size=size, WARPWATCH_GPU_UUID=uuid)
     poll(lambda: len(node.get("ranks")) == len(uuids), "all ranks are there")
 
 

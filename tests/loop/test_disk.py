@@ -17,7 +17,7 @@ def test_a_store_without_space_refuses_captures_and_everything_else_goes_on(tmp_
     ):
         (disk / "filler").write_bytes(bytes(1 << 20))
         node.start_daemon()
-        node.start_rank(0, STEPPING, "-1", "0.01", world_size=1)
+        node.start_rank(0, STEPPING, "0.01", world_size=1)
         poll(lambda: node.get("ranks"), "the rank reports")
         answer = node.http.post("/api/v1/captures", json={"job": "stepping", "kind": "stacks"})
         assert answer.status_code in (409, 503, 507)

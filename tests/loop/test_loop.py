@@ -58,7 +58,7 @@ def test_a_rank_that_stops_is_one_hang_of_a_job_over_two_nodes(tmp_path: Path) -
     with loop_cluster(tmp_path, 2, detection={"hang": HANG}, triggers=PATIENT) as cluster:
         cluster.start()
         ranks = [
-            node.start_rank(number, STEPPING, "-1", "0.05", WARPWATCH_RUN="first")
+            node.start_rank(number, STEPPING, "0.05", WARPWATCH_RUN="first")
             for number, node in enumerate(cluster.nodes)
         ]
         cluster.have_trained("stepping", 2, 50)

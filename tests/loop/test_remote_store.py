@@ -25,7 +25,7 @@ def s3(tmp_path: Path) -> Iterator[Bucket]:
 def node(tmp_path: Path, s3: Bucket) -> Iterator[LoopNode]:
     with loop_node(tmp_path, remote_store={"url": URL}) as node:
         node.start_daemon(wait=True, **s3.environment)
-        node.start_rank(0, STEPPING, "-1", "0.02", world_size=1)
+        node.start_rank(0, STEPPING, "0.02", world_size=1)
         poll(lambda: node.get("ranks"), node.log("rank0"))
         yield node
 

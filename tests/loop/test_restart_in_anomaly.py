@@ -48,7 +48,7 @@ def captured(node: LoopNode, anomaly: dict[str, Any]) -> list[Any]:
 
 def test_a_hang_goes_on_over_a_killed_daemon_and_ends_once(node):
     node.start_daemon()
-    rank = node.start_rank(0, STEPPING, "-1", "0.02", world_size=1)
+    rank = node.start_rank(0, STEPPING, "0.02", world_size=1)
     node.have_trained("stepping", 1, 100)
     rank.send_signal(signal.SIGSTOP)
     (found,) = poll(lambda: node.anomalies("hang"), "the hang is found")
@@ -117,7 +117,7 @@ def test_steps_from_before_a_restart_stay_in_order_when_the_clock_was_set_back(t
     with loop_node(tmp_path, exporters={"jsonl": {"path": str(log)}}) as node:
         node.start_daemon(**clock.environment)
         for rank in (0, 1):
-            node.start_rank(rank, STEPPING, "-1", "0.02", **clock.environment)
+            node.start_rank(rank, STEPPING, "0.02", **clock.environment)
         node.have_trained("stepping", 2, 150)
         node.terminate_daemon()
         log.unlink()

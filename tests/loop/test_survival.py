@@ -59,7 +59,7 @@ def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node):
 
 
 def test_the_trainer_may_come_first_and_the_daemon_later(node):
-    node.start_rank(0, STEPPING, "-1", "0.01", world_size=1)
+    node.start_rank(0, STEPPING, "0.01", world_size=1)
     poll(lambda: "step 50" in node.log("rank0"), "the trainer steps")
     node.start_daemon()
     # A new ring is there for a moment before its first totals are.

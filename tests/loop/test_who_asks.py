@@ -12,13 +12,13 @@ import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.other_users import OWNER, STRANGER, command, held_connections, open_folder, request
-from tests.loop.programs import STEPPING_AS
+from tests.loop.programs import STEPPING
 from tests.waiting import DEADLINE_S
 from warpwatch_daemon.demo.processes import free_port
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
-JOB = "other-user"
+JOB = "stepping"
 STACKS = {"job": JOB, "kind": "stacks"}
 TOKEN = "correct horse"
 DAEMON = ("-m", "warpwatch_daemon", "daemon", "--config")
@@ -34,7 +34,7 @@ def node() -> Iterator[LoopNode]:
 
 
 def start_training(node: LoopNode) -> None:
-    node.start_rank(0, STEPPING_AS, str(OWNER), world_size=1)
+    node.start_rank(0, STEPPING, "0.02", str(OWNER), world_size=1)
     node.have_trained(JOB, 1, 1)
 
 
@@ -83,7 +83,7 @@ def test_a_stranger_with_a_job_of_the_same_name_does_not_get_it_for_anothers(ope
     with loop_node(open_path) as node:
         node.start_daemon()
         start_training(node)
-        node.start_rank(1, STEPPING_AS, str(STRANGER), world_size=2)
+        node.start_rank(1, STEPPING, "0.02", str(STRANGER), world_size=2)
         node.have_trained(JOB, 2, 1)
         asked = STACKS | {"owner": f"uid/{OWNER}"}
         status, text = request(STRANGER, api_socket(node), "/api/v1/captures", asked)

@@ -86,7 +86,7 @@ def test_it_shows_a_daemon_asks_for_captures_and_survives_a_restart(tmp_path):
     with loop_node(tmp_path) as node:
         node.start_daemon()
         for number in range(2):
-            node.start_rank(number, STEPPING, "-1", "0.02")
+            node.start_rank(number, STEPPING, "0.02")
         asyncio.run(look_capture_and_restart(node))
         assert node.get("captures") != []
 

@@ -26,7 +26,7 @@ exec "$@"
 """
 _UNSHARE = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 _RUN = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
-_PROGRAM = ["-c", STEPPING, "-1", "0.02"]
+_PROGRAM = ["-c", STEPPING, "0.02"]
 
 
 def kubelet_makes(node: LoopNode, uid: str) -> list[str]:
