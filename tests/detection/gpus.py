@@ -1,7 +1,5 @@
 """Readings of simulated GPUs with faults on top, for the tests of the detectors of devices."""
 
-import functools
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 
 from tests.detection.streams import EPOCH_S
@@ -23,15 +21,11 @@ def healthy(since_s: float, values: Metrics) -> Metrics:
     return {}
 
 
-USUAL = (0.95, 1.0, ())
-
-
 class Node:
     """GPUs in one clock, a rank of one job on each; ``broken`` is the one that faults are for."""
 
     def __init__(self, profile: str = "h100", gpus: int = 2, broken: int = 1) -> None:
         self.time = EPOCH_S
-        self._profile = profile
         self.gpus = [SimulatedDevice(index, PROFILES[profile]) for index in range(gpus)]
         self.uuids = [gpu.device.uuid for gpu in self.gpus]
         self.broken = broken
@@ -50,10 +44,6 @@ class Node:
         without: tuple[SeriesKey, ...] = (),
     ) -> Iterator[DeviceReading]:
         """``without``: series that no GPU has."""
-        if self.time == EPOCH_S and fault is healthy and (load, interval_s, without) == USUAL:
-            made, self.gpus, self.time = _healthy(self._profile, len(self.gpus), seconds)
-            yield from made
-            return
         begun = self.time
         while self.time < begun + seconds:
             self.time += interval_s
@@ -65,25 +55,10 @@ class Node:
                     values.pop(name, None)
                 yield DeviceReading(self.time, gpu.device.uuid, values, index=index)
 
-    def down(self, seconds: float, reason: str, others: bool = True) -> Iterator[DeviceReading]:
+    def down(self, seconds: float, reason: str) -> Iterator[DeviceReading]:
         """The broken one cannot be read."""
         for reading in self.readings(seconds):
             if reading.device == self.uuid:
                 yield DeviceReading(reading.time, self.uuid, {}, up=False, reason=reason)
-            elif others:
+            else:
                 yield reading
-
-
-@functools.cache
-def _pickled(profile: str, gpus: int, seconds: float) -> tuple[list[DeviceReading], bytes]:
-    """The first readings of healthy GPUs, made once for all nodes, and the GPUs after them."""
-    node = Node(profile, gpus, broken=0)
-    made = list(node.readings(seconds, lambda *_: {}))
-    return made, pickle.dumps((node.gpus, node.time))
-
-
-def _healthy(
-    profile: str, gpus: int, seconds: float
-) -> tuple[list[DeviceReading], list[SimulatedDevice], float]:
-    made, after = _pickled(profile, gpus, seconds)
-    return made, *pickle.loads(after)
