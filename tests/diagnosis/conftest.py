@@ -1,6 +1,7 @@
 """Simulated jobs, each simulated and diagnosed once, and golden texts of diagnoses."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,19 +16,14 @@ class Simulations:
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         self._factory = factory
-        self._paths: dict[tuple[str, int], list[Path]] = {}
-        self._diagnoses: dict[tuple[str, int], Diagnosis] = {}
+        self.paths = cache(self._simulate)
+        self.diagnosis = cache(self._diagnose)
 
-    def paths(self, name: str, seed: int = 1) -> list[Path]:
-        if (name, seed) not in self._paths:
-            paths = simulate(job(name, seed), self._factory.mktemp(name), seed)
-            self._paths[name, seed] = paths
-        return self._paths[name, seed]
+    def _simulate(self, name: str, seed: int = 1) -> list[Path]:
+        return simulate(job(name, seed), self._factory.mktemp(name), seed)
 
-    def diagnosis(self, name: str, seed: int = 1) -> Diagnosis:
-        if (name, seed) not in self._diagnoses:
-            self._diagnoses[name, seed] = diagnose(self.paths(name, seed))
-        return self._diagnoses[name, seed]
+    def _diagnose(self, name: str, seed: int = 1) -> Diagnosis:
+        return diagnose(self.paths(name, seed))
 
 
 @pytest.fixture(scope="session")
