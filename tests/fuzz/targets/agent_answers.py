@@ -36,8 +36,7 @@ class Answers:
         # A pace is not what is tested.
         agent_link.MAX_LINES_PER_S = agent_link.MAX_BYTES_PER_S = 10**9
         self._loop = asyncio.new_event_loop()
-        config = AgentsConfig()
-        self._agents = PlayedAgents(config, "fleet")
+        self._agents = PlayedAgents(AgentsConfig(), "fleet")
 
     def run(self, data: bytes) -> None:
         how, content = (data[:1] or b"\0")[0], data[1:]
@@ -47,7 +46,7 @@ class Answers:
         self._agents.answer = httpx.Response(
             503 if how & ERROR else 200,
             headers=headers if how & (GZIP | TWICE) else {},
-            stream=Parts(content),
+            content=parts(content),
         )
         try:
             self._loop.run_until_complete(self._ask() if how & ASK else self._follow())
@@ -67,16 +66,10 @@ class Answers:
         await self._agents.link(AGENT).follow(None, take)
 
 
-class Parts(httpx.AsyncByteStream):
-    """The answer in two parts."""
-
-    def __init__(self, content: bytes) -> None:
-        half = len(content) // 2
-        self._parts = content[:half], content[half:]
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for part in self._parts:
-            yield part
+async def parts(content: bytes) -> AsyncIterator[bytes]:
+    half = len(content) // 2
+    yield content[:half]
+    yield content[half:]
 
 
 def target(folder: Path) -> Target:

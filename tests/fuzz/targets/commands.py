@@ -13,30 +13,27 @@ from warpwatch.captures.recording import read_command
 FILE, TEXT = b"\0", b"\1"
 
 
-class CommandFile:
-    def __init__(self, folder: Path) -> None:
-        self._fd = os.open(folder / "fuzz.cmd", os.O_RDWR | os.O_CREAT)
+def target(folder: Path) -> Target:
+    fd = os.open(folder / "fuzz.cmd", os.O_RDWR | os.O_CREAT)
 
-    def run(self, data: bytes) -> None:
+    def run(data: bytes) -> None:
         content = data[1:]
         if data[:1] == TEXT:
             text = content[: protocol.COMMAND_MAX_TEXT]
             crc = zlib.crc32(text, zlib.crc32(struct.pack("<Q", 7)))
             content = protocol.COMMAND.pack(protocol.COMMAND_MAGIC, 7, len(text), crc) + text
             content = content.ljust(protocol.COMMAND_SIZE, b"\0")
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, content, 0)
-        found = read_command(self._fd)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, content, 0)
+        found = read_command(fd)
         command = found[1] if found else None
         if command is not None and command.kind:
             assert 0 < command.steps <= 100
             assert 0 < command.arm_timeout_s <= protocol.MAX_ARM_TIMEOUT_S
 
-
-def target(folder: Path) -> Target:
     asked = {"op": "capture", "id": "a-1", "kind": "torch", "start_step": 9, "options": ["stacks"]}
     file = protocol.encode_command(7, asked)
     text = file[protocol.COMMAND.size :].rstrip(b"\0")
     seeds = [FILE + file, TEXT + text, TEXT + b'{"op":"cancel","id":"a-1"}']
     tokens = (b'"arm_timeout_s":', b'"steps":', b"1e999", b"NaN", b"[", b"{", b"null", b"9" * 99)
-    return Target(CommandFile(folder).run, seeds, tokens, 1 + protocol.COMMAND_SIZE)
+    return Target(run, seeds, tokens, 1 + protocol.COMMAND_SIZE)

@@ -28,23 +28,22 @@ class AnsweredClient(PodResourcesClient):
         return lambda request, timeout: self.answer
 
 
-class Kubelet:
-    def __init__(self, folder: Path) -> None:
-        path = folder / "kubelet.sock"
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path))
-        self._client = AnsweredClient(path)
-        self._origin = KubeletOrigin(path)
-        self._origin._client = self._client
+def target(folder: Path) -> Target:
+    path = folder / "kubelet.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+    client = AnsweredClient(path)
+    origin = KubeletOrigin(path)
+    origin._client = client
 
-    def run(self, data: bytes) -> None:
+    def run(data: bytes) -> None:
         try:
-            self._client.answer = messages.ListPodResourcesResponse.FromString(data)
+            client.answer = messages.ListPodResourcesResponse.FromString(data)
         except DecodeError:
             # gRPC makes an RpcError of it.
             return
         try:
-            answer = self._origin.read(node(7), 1000.0)
+            answer = origin.read(node(7), 1000.0)
         except OriginError:
             return
         assert len(answer.refused) <= MAX_REFUSED
@@ -53,8 +52,6 @@ class Kubelet:
                 assert 0 < len(workloads) <= MAX_HOLDERS
                 assert all(workload.pod.isprintable() for workload in workloads)
 
-
-def target(folder: Path) -> Target:
     gpu = "nvidia.com/gpu"
     plugged = fake_kubelet.pods(("a", gpu, GPU_0), ("b", f"{gpu}.shared", f"{GPU_1}::3"))
     named = fake_kubelet.pods(("c", "nvidia.com/mig-3g.40gb", MIG_3), ("d", gpu, "nvidia0/gi3"))
@@ -65,4 +62,4 @@ def target(folder: Path) -> Target:
         claim.cdi_devices.add(name=f"k8s.gpu.nvidia.com/claim={name}")
     seeds = [answer.SerializeToString() for answer in (plugged, named, claimed)]
     tokens = (GPU_0.encode(), MIG_3.encode(), b"nvidia0/gi3", b"gpu.nvidia.com", b"\xff" * 9)
-    return Target(Kubelet(folder).run, seeds, tokens, 2048)
+    return Target(run, seeds, tokens, 2048)

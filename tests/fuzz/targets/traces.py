@@ -13,27 +13,24 @@ from warpwatch_diagnosis.trace.reader import read_trace
 PACKED = 128
 
 
-class Traces:
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "fuzz.json"
+def target(folder: Path) -> Target:
+    path = folder / "fuzz.json"
 
-    def run(self, data: bytes) -> None:
+    def run(data: bytes) -> None:
         """The first byte: how long the pieces are that are read, and whether to pack the rest."""
         first, content = data[:1] or b"\0", data[1:]
         files.CHUNK_BYTES = 1 + (first[0] % PACKED) ** 2
         if first[0] & PACKED:
             content = gzip.compress(content, 1)
-        self._path.write_bytes(content)
+        path.write_bytes(content)
         try:
-            trace = read_trace(self._path, max_bytes=1 << 16)
+            trace = read_trace(path, max_bytes=1 << 16)
         except TraceError as error:
             text = str(error)
-            assert text.startswith(str(self._path)) and "\n" not in text, text
+            assert text.startswith(str(path)) and "\n" not in text, text
         else:
             assert trace.count > 0
 
-
-def target(folder: Path) -> Target:
     gpu = TraceFile(steps=1, deviceProperties=[{"id": 0, "name": "H100"}], warpwatch={"rank": 1})
     gpu.kernel(4000, 5000, launched_us=3990)
     cpu = cpu_rank(0)
@@ -46,4 +43,4 @@ def target(folder: Path) -> Target:
     seeds = [bytes([first]) + text for text in texts for first in (3, 99, 99 | PACKED)]
     seeds += [b"\x63" + gzip.compress(texts[0]), b"\x63" + gzip.compress(texts[0])[:99]]
     tokens = (b"},{", b"[[[[[[[[", b'{"a":' * 8, b"1e999", b"NaN", b"9" * 60, b"\\ud800", b'"ts":')
-    return Target(Traces(folder).run, seeds, (*tokens, b"\xef\xbb\xbf", b"null", b'"args":{'), 3072)
+    return Target(run, seeds, (*tokens, b"\xef\xbb\xbf", b"null", b'"args":{'), 3072)

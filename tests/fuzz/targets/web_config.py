@@ -11,14 +11,13 @@ from warpwatch_telemetry.errors import UsageError
 HASH = b"$2b$04$Xex9uoxw6CcXmL7CYl12geqnwljLC65zEQ5R3tga0X84FERdsX9Y6"
 
 
-class WebConfigFile:
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "web.yaml"
+def target(folder: Path) -> Target:
+    path = folder / "web.yaml"
 
-    def run(self, data: bytes) -> None:
-        self._path.write_bytes(data)
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
         try:
-            config = web_config.load(self._path)
+            config = web_config.load(path)
             if config.tls_server_config is not None:
                 web_config.Tls(config.tls_server_config)
             if config.basic_auth_users:
@@ -26,12 +25,10 @@ class WebConfigFile:
         except UsageError as error:
             check_line(error)
 
-
-def target(folder: Path) -> Target:
     for name in ("a.pem", "b.pem"):
         (folder / name).write_text("no certificate")
     tls = b"tls_server_config:\n  cert_file: a.pem\n  key_file: b.pem\n"
     more = b"  client_ca_file: c.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
     seeds = [tls, tls + more, b"basic_auth_users:\n  a: " + HASH + b"\n", b"{}", b"[1]"]
     tokens = (HASH, b"min_version: TLS13", b'"\\0"', b"../../", b"$2a$31$")
-    return Target(WebConfigFile(folder).run, seeds, TOKENS + tokens, 1024)
+    return Target(run, seeds, TOKENS + tokens, 1024)
