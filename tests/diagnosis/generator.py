@@ -10,7 +10,6 @@ Ranks are coroutines: each runs ahead on its own simulated clock and yields at a
 end is known when all ranks have launched it.
 """
 
-import json
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.diagnosis.traces import ORIGIN_US
+from tests.diagnosis.traces import TraceFile
 
 QUEUE_LIMIT = 1024
 # From the return of a launch call to the begin of its work on an idle device, and between two
@@ -56,7 +55,7 @@ class Rank:
         self.free_us = {COMPUTE: 0.0, COMMUNICATION: 0.0}
         self.thread = 100
         self.recording = False
-        self.events: list[dict[str, Any]] = []
+        self.trace = TraceFile(0, deviceProperties=[{"id": 0, "name": DEVICE}])
         self._begins_us: deque[float] = deque(maxlen=QUEUE_LIMIT)
         self._correlation = 0
 
@@ -176,27 +175,17 @@ class Rank:
     def _record(
         self, cat: str, name: str, begin_us: float, end_us: float, tid: int, args: dict[str, Any]
     ) -> None:
-        device = cat in ("kernel", "gpu_memcpy")
-        self.events.append(
-            {
-                "ph": "X", "cat": cat, "name": name, "pid": 0 if device else 4000 + self.rank,
-                "tid": tid, "ts": begin_us, "dur": end_us - begin_us, "args": args,
-            }
-        )  # fmt: skip
+        self.trace.event(cat, name, begin_us, end_us - begin_us, tid, **args)
 
     def write(self, folder: Path, clock_us: float) -> Path:
         """As the profiler does, on a clock that is ``clock_us`` ahead."""
-        for event in self.events:
-            event["ts"] = round(event["ts"] + ORIGIN_US + clock_us, 3)
+        for event in self.trace.events:
+            event["ts"] = round(event["ts"] + clock_us, 3)
             event["dur"] = round(event["dur"], 3)
-        head: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": DEVICE}]}
         if self.world > 1:
-            head["distributedInfo"] = {
-                "backend": "nccl", "rank": self.rank, "world_size": self.world
-            }  # fmt: skip
-        path = folder / f"rank{self.rank}.pt.trace.json"
-        path.write_text(json.dumps(head | {"traceEvents": self.events}))
-        return path
+            about = {"backend": "nccl", "rank": self.rank, "world_size": self.world}
+            self.trace.head["distributedInfo"] = about
+        return self.trace.write(folder / f"rank{self.rank}.pt.trace.json")
 
 
 def run(ranks: list[Rank], program: Callable[[Rank], Program]) -> None:
