@@ -97,21 +97,16 @@ def crowded_state() -> State:
     return with_nodes(state, *(node(n, up=n > 3, hot=n == 77) for n in range(1, 251)))
 
 
-class MemoryFleet(MemoryAgent):
+@pytest.fixture
+def fleet(tmp_path: Path) -> MemoryAgent:
     """A fleet whose state the test sets."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.now = fleet_state(6, 2, 4)
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> MemoryFleet:
-    return MemoryFleet(tmp_path)
+    fleet = MemoryAgent(tmp_path)
+    fleet.now = fleet_state(6, 2, 4)
+    return fleet
 
 
 @pytest.fixture
-def server(fleet: MemoryFleet) -> Iterator[Server]:
+def server(fleet: MemoryAgent) -> Iterator[Server]:
     with servers(fleet) as serve:
         yield serve(page=FleetPage(fleet))
 
