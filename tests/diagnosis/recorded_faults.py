@@ -110,17 +110,10 @@ class Adversarial(nn.Module):  # type: ignore[misc]
         return self.head(given)
 
 
-class Policy(nn.Module):  # type: ignore[misc]
-    sample = (16,)
-    batch = 64
-
+class Policy(Model):
     def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
-        self.head = nn.Linear(64, CLASSES)
-
-    def forward(self, given: Tensor) -> Tensor:
-        return self.head(self.body(given))
+        layers = nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()
+        super().__init__((16,), 64, nn.Sequential(*layers), 64)
 
     def rollout(self, given: Tensor) -> Tensor:
         seen, state = [], given[0]
