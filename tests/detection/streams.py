@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from warpwatch_detection.anomalies import snapshot
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors import DETECTORS
@@ -112,12 +113,19 @@ def alone(*kinds: str, **sections: Any) -> Detection:
 
 
 def fed(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
-    return [change.anomaly for record in records for change in engine.feed(record)]
+    return [change.anomaly for change in _changes(engine, records)]
 
 
 def opened(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
-    changes = (change for record in records for change in engine.feed(record))
+    changes = _changes(engine, records)
     return [change.anomaly for change in changes if change.what in ("opened", "reopened")]
+
+
+def _changes(engine: Detection, records: Iterable[Record]) -> list[Change]:
+    """Feed records; no detector raises."""
+    changes = [change for record in records for change in engine.feed(record)]
+    assert engine.pop_failure() is None
+    return changes
 
 
 def kinds_of(anomalies: Iterable[Anomaly]) -> list[tuple[str, int | None]]:

@@ -53,9 +53,10 @@ def test_the_end_of_a_job_closes_its_states_and_frees_its_memory():
     job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
     opened(engine, job.steps(300))
     opened(engine, job.steps(60, compute=lambda *_: 0.2))
-    changed = fed(engine, [End(job.time, "llama")])
+    process = RankEvent(job.time, "llama", 0, "process", {"core_wait_share": 0.1})
+    changed = fed(engine, [process, End(job.time, "llama")])
     assert [a.end_time for a in changed] == [job.time]
-    assert engine.active == ()
+    assert (engine.active, engine.state.register.cores) == ((), {})
     remembered = snapshot.save(
         {name: part for name, part in engine.parts().items() if name != "engine"}
     )

@@ -370,9 +370,11 @@ def test_records_out_of_order_bring_the_deadline_nearer():
 
 def test_what_a_program_survives_is_over_and_a_later_crash_is_one():
     job, engine = running()
-    first = opened(engine, [event(job, 1, "oom", detail="1 failed allocations on the device")])
+    failures = [event(job, 1, "oom", detail="1 failed allocations"), event(job, 0, "exception")]
+    first = opened(engine, failures)
     job.step_s = 0.5
     opened(engine, job.steps(2000))
     assert engine.active == ()
     later = opened(engine, [event(job, 1, "exception", type="ValueError", detail="no")])
     assert [(a.kind, a.rank) for a in (*first, *later)] == [("oom", 1), ("crash", 1)]
+    assert later[0].summary == "rank 1 raised ValueError: no"

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.servers import EPOCH_S, Fault, ServerModel, SimulatedServer
 from tests.cases import cases
-from tests.detection.streams import alone, detection, kinds_of, opened, restart
+from tests.detection.streams import alone, detection, joined, kinds_of, opened, restart
 from warpwatch_detection.detector import WARMUP_STEPS, JobIteration
 from warpwatch_detection.engine import Detection
 from warpwatch_detection.signals.samples import IterationSignal
@@ -215,7 +215,12 @@ def test_seconds_with_impossible_sums_are_ignored():
     engine = detection()
     odd = seconds(20, inter_token={3: 5}, inter_token_s=float("inf"), running=1)
     assert opened(engine, [seen(), *odd, *seconds(5, 20, iterations={"decode": (1, 1e308)})]) == []
-    assert engine.pop_failure() is None
+
+
+def test_seconds_of_a_server_are_joined_into_their_mean_iterations():
+    records = seconds(3, **DECODES, kv_usage=0.25)
+    found = [one for one in joined(records) if isinstance(one, JobIteration)]
+    assert [(one.index, one.step, one.kv_tokens) for one in found] == [(0, 50, 250), (1, 100, 250)]
 
 
 def test_the_times_of_a_servers_first_iterations_are_not_learned():

@@ -181,7 +181,9 @@ def test_a_fault_in_short_noisy_steps_is_found_within_15_seconds_and_says_since_
 
 @pytest.mark.parametrize("period", [7, 20, 41, 60])
 def test_a_rank_that_pauses_at_equal_gaps_is_named_within_five_periods(period):
-    story = f"500; {5 * period} compute 3 0.15 every {period} at 5 -> gc_pause 3"
+    # Those of rank 0 may be its logging, but only at round steps.
+    rank = 3 * (period % 2)
+    story = f"500; {5 * period} compute {rank} 0.15 every {period} at 5 -> gc_pause {rank}"
     (found,) = lived(Job(8, 0.2, 0.01), alone("gc_pause"), story)
     assert f"every {period} steps" in found.summary
     assert found.value == pytest.approx(0.15 / (period * 0.2), rel=0.4)

@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import msgspec
@@ -188,8 +188,8 @@ def test_no_number_of_an_event_stops_a_detector() -> None:
     opened(engine, [*job.seen(), *job.steps(100)])
     names = ("duration_s", "step", "cpu_s", "io_bytes", "anonymous_bytes", "reserved_bytes")
     for value in (10**400, -(10**400), float("nan"), float("inf"), -5, True):
-        for event in ("gc_pause", "process", "memory"):
-            engine.feed(RankEvent(job.time, "llama", 0, event, dict.fromkeys(names, value)))
+        for event, rank in product(("gc_pause", "process", "memory"), (0, 9)):
+            engine.feed(RankEvent(job.time, "llama", rank, event, dict.fromkeys(names, value)))
     assert engine.pop_failure() is None
 
 
