@@ -118,7 +118,8 @@ def test_a_scrape_that_says_the_same_again_is_not_published(node):
     assert len(node.sink.devices[A100]) == 2
     assert node.newest(A100).values["device_utilization_ratio", ()] == 0.88
     # A device that is no longer served is forgotten.
-    node.read(TYPICAL + f"DCGM_FI_DEV_GPU_TEMP{{{labels(OTHER, 1)}}} 50\n")
+    more = f"DCGM_FI_DEV_GPU_TEMP{{{labels(OTHER, 1)}}} 50\nDCGM_FI_DEV_GPU_TEMP{{}} 50\n"
+    assert node.read(TYPICAL + more).errors == 1
     assert list(node.sink.devices) == [A100, OTHER]
     node.read(TYPICAL)
     assert list(node.sink.devices) == [A100]
@@ -160,8 +161,10 @@ def test_labels_are_unescaped_and_may_hold_braces_and_commas():
 def test_the_number_of_devices_is_bounded(monkeypatch):
     monkeypatch.setattr(exporter_source, "MAX_DEVICES", 10)
     lines = [f"DCGM_FI_DEV_GPU_TEMP{{{labels(uuid=f'GPU-{i}')}}} 40" for i in range(15)]
+    # A device that is known gets all of its values.
+    lines.append(f"DCGM_FI_DEV_MEMORY_TEMP{{{labels(uuid='GPU-0')}}} 50")
     devices, rejected = read("\n".join(lines))
-    assert (len(devices), rejected) == (10, 5)
+    assert (len(devices), rejected, len(devices[0].values)) == (10, 5, 2)
 
 
 def test_gpu_instances_are_the_mig_devices_of_nvml(node):

@@ -90,6 +90,7 @@ def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(source):
     assert source.health.up and nvml.up() == {0, 1}
     readers = {key[1] for key in nvml.sink.counts if key[0] == "nvml_calls_total"}
     assert readers >= {"fields", "memory", "processes", "gpm", "events", "event_wait", "scan"}
+    assert nvml.sink.counts["nvml_call_seconds_total", "scan"] > 0
     source.source.close()
     assert nvml.loops.names == ["nvml", "nvml-watchdog"]
     assert nvml.calls(INIT) == nvml.calls("nvmlShutdown") == 1
@@ -216,11 +217,14 @@ def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source)
     assert nvml.calls(gpu=0) == before
     assert set(nvml.reasons(*ALL)) == {"driver"}
     assert source.health.reason.endswith("Driver Not Loaded")
-    assert source.health.errors > 0
+    assert (errors := source.health.errors) > 0
     nvml.driver.set(driver_gone=None, driver_version="615.71.05")
     source.wait_while(lambda: nvml.up() != ALL, 7)
     assert nvml.newest(0).device.info["driver_version"] == "615.71.05"
     assert source.failures == []
+    nvml.driver.fail("nvmlDeviceGetMemoryInfo_v2", 999)
+    nvml.rounds(2)
+    assert source.health.errors > errors
 
 
 def test_a_driver_of_another_version_ends_the_daemon_once_if_it_lasts(source):

@@ -74,6 +74,7 @@ def test_processes_are_on_instances_asked_of_these_if_need_be(process: Stepper) 
         "nvmlDeviceGetMigDeviceHandleByIndex",
         "nvmlDeviceGetUUID",
         "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetMemoryInfo_v2",
     ],
 )
 def test_instances_stay_while_they_cannot_be_asked_for(process: Stepper, function: str) -> None:
@@ -88,7 +89,8 @@ def test_instances_stay_while_they_cannot_be_asked_for(process: Stepper, functio
     fake.mig(0, INSTANCES[0])
     fake.fail(function, 0)
     process.step(SLOW + 1)
-    assert len(process.instances) == 1
+    (left,) = process.instances.values()
+    assert ("device_memory_used_bytes", ()) in left.values
 
 
 def test_mig_is_turned_off_and_on_while_running(process: Stepper) -> None:

@@ -213,6 +213,8 @@ def test_a_reader_that_fails_costs_its_own_values_alone(
     fake = process.begin("h100", temperature_c=55, throttle_reasons=4)
     # This one may not be read, and these are the code of a function that the library lacks.
     fake.fail("nvmlDeviceGetBAR1MemoryInfo", 4)
+    fake.fail("nvmlDeviceGetProcessUtilization", 3)
+    fake.processes(0, "4000001/100")
     fake.field(186, error=4)
     fake.fail("nvmlDeviceGetMaxPcieLinkGeneration", 999)
     fake.fail("nvmlDeviceGetTemperatureV", 13)
@@ -227,7 +229,8 @@ def test_a_reader_that_fails_costs_its_own_values_alone(
     assert "encoder_utilization_ratio" not in values and "bar1_memory_used_bytes" not in values
     assert {"decoder_utilization_ratio", "memory_used_bytes"} <= values.keys()
     assert process.counts["nvml_errors_total encoder unknown"] == 4
-    assert process.calls("nvmlDeviceGetBAR1MemoryInfo") == 1
+    for function in ("nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetProcessUtilization"):
+        assert process.calls(function) == 1
     assert caplog.messages == ["not permitted, so not read: bar1, some of fields"]
     assert process.calls("nvmlDeviceGetTemperatureV") == 1
     assert process.gpu.up

@@ -171,7 +171,8 @@ def test_memory_groups_are_those_of_either_version_and_never_outside(tmp_path: P
 def test_the_host_says_what_is_available(tmp_path: Path) -> None:
     write(tmp_path / "meminfo", "MemTotal: 4096 kB\nMemAvailable:   2048 kB\n")
     assert host_headroom(tmp_path) == (2 * MIB, 4 * MIB)
-    assert host_headroom(tmp_path / "none") is None
+    write(tmp_path / "other/meminfo", "MemAvailable:   2048 kB\n")
+    assert host_headroom(tmp_path / "other") is host_headroom(tmp_path / "none") is None
 
 
 def test_the_first_version_counts_kills_elsewhere(tmp_path: Path) -> None:

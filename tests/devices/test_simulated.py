@@ -72,6 +72,7 @@ def test_the_source_follows_the_load_of_each_device() -> None:
     newest = [sink.devices[simulated_uuid(index)][-1] for index in range(3)]
     ratios = [value(sample, "utilization_ratio") for sample in newest]
     assert ratios == pytest.approx([1.0, 0.5, 0.0], abs=0.03)
+    assert {sample.time for sample in newest} == {clock.wall() - 1}
     assert sink.healths[-1].up
     (workload,) = sink.attributions[-1].workloads[simulated_uuid(1)]
     assert (workload.namespace, workload.pod) == ("simulated", "simulated-1")

@@ -93,7 +93,9 @@ def test_files_are_named_by_uuid_or_index(tmp_path: Path) -> None:
     (tmp_path / "1.7").write_text("99.server\n")
     (tmp_path / "5").write_text("77\n")
     (tmp_path / "README").write_text("Job ids live here!\n")
+    descriptors = len(os.listdir("/proc/self/fd"))
     reading = read_jobs(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
     assert jobs(reading) == {GPU_0: ("1234", "1235_7"), GPU_1: ("88+1",), MIG_7: ("99.server",)}
     assert reading.refused == frozenset()
 

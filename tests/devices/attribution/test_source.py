@@ -62,6 +62,9 @@ def test_the_configuration_says_who_is_asked(tmp_path: Path) -> None:
     assert names(kubelet_socket="off") == ["cgroup"]
     assert names(kubelet_socket=str(tmp_path), slurm="off") == ["cgroup", "kubelet"]
     assert names(slurm=str(tmp_path)) == ["cgroup", "kubelet", "slurm"]
+    for slurm, is_read in (("auto", True), ("off", False)):
+        (processes, *_) = origins_of(AttributionConfig(slurm=slurm))
+        assert vars(processes)["_slurm"] is is_read
 
 
 def test_a_failed_origins_last_word_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +75,7 @@ def test_a_failed_origins_last_word_stays(tmp_path: Path, monkeypatch: pytest.Mo
     clocks = {"monotonic": clock.monotonic, "wall": clock.wall}
     source, loops = AttributionSource(config, around, **clocks), HandLoops(clock)
     source.start(loops, sink)
+    assert [(one.name, one.up) for one in sink.healths] == [("attribution", True)]
     names = ["attribution-cgroup", "attribution-kubelet", "attribution-slurm"]
     assert loops.names == names
     for pause_s in (9.9, 0.1, 10):
