@@ -231,7 +231,8 @@ class Partition:
     def _feed(self, node: Node, content: bytes, at: float) -> None:
         try:
             lines = unpack(content)
-            self._lines += len(lines)
+            # What is read again comes as fast as it can be read.
+            self._lines += 0 if self._is_catching_up else len(lines)
             self._cluster.feed(node.target.address, lines, at)
         except ValueError:
             node.refused["unreadable"] += 1
