@@ -200,9 +200,6 @@ BY_CONSTRUCTION: dict[str, tuple[list[RankSeen], Of, Of | None]] = {
     "rank 0 logs": (copies(8), lambda s, r: 1 + (r == 0) * (0.08 + 2 * (s % 10 == 0)), None),
     "GPUs that differ by five percent":
         (copies(8), lambda s, r: 1 + 0.05 * (-1.4, 0.3, 1.5, -0.6, 0.1, -0.9, 0.9, 0.2)[r], None),
-    # A third of these steps take 40 % longer, which are 2 % of the job's.
-    "computes of a twentieth of the step":
-        (copies(8), lambda s, r: 0.007 * (1 + 0.4 * (r == 3 and s > 200 and s % 3 == 0)), None),
     "a rank that compiles for longer": (copies(8), lambda s, r: 1 + (r == 3 and s < 12), None),
 }  # fmt: skip
 
