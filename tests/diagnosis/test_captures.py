@@ -269,6 +269,8 @@ CAPTURES: dict[str, dict[str, Case]] = {
         "a rank that was late before the capture and is not": case(*WAITS_LESS, anomaly=OF_RANK_0),
         "a finding that is less than what is unexplained":
             case(unexplained(event("gpu_memcpy", PINNED, 2000, 800, 7))),
+        "idle time that is mostly outside of an annotation":
+            case(unexplained(event("user_annotation", "env.step", 1900, 2500))),
         "idle time that no late launch explains":
             case(stepped(*(kernel(200 * k, 100, -50) for k in range(50)))),
         "a part of the ranks": case(*one_late()[:2]),

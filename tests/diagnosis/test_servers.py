@@ -13,6 +13,7 @@ from warpwatch_diagnosis.__main__ import main
 from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
 from warpwatch_diagnosis.findings import RequestingAnomaly
 from warpwatch_diagnosis.measures.iterations import parse
+from warpwatch_diagnosis.measures.measures import cpu_ratios
 
 FOLDER = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
 VLLM = "execute_context_{0}({1})_generation_{2}({2})"
@@ -134,7 +135,11 @@ def test_time_before_the_first_operator_is_the_workers_own_in_its_forward_pass(
     for begin in trace.each_step():
         trace.annotation(phase, begin, 9000)
         trace.operator(begin + 7000, 3000)
-    assert diagnosed(tmp_path, trace).verdict == verdict
+    found = diagnosed(tmp_path, trace)
+    assert found.verdict == verdict
+    ratios = cpu_ratios(found.measures[0])
+    assert ratios is not None
+    assert ratios["scheduler_ratio"] == (0.6364 if phase == "schedule" else 0.0)
 
 
 @pytest.mark.parametrize("noted", [[[1]], [[1, 2, 3]] * 4, [[1, -2, 3]], "x", [[1, 2.5]], [None]])

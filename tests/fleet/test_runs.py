@@ -23,7 +23,7 @@ def test_the_ranks_of_all_nodes_are_one_run():
     fast = {"step_counts": {400: 90}, "judged_steps": 90, "phases_s": {"forward": 0.2}}
     slow = {"step_counts": {450: 10}, "judged_steps": 10, "phases_s": {"forward": 0.4}}
     one.stream.put_runs([run(0, 1, **fast, energy_j=5.0, anomalies={"oom": 1}, captures=("a",))])
-    later = {"first_time": NOW + 3600, "time": NOW + 3660}
+    later = {"first_time": NOW + 3600, "time": NOW + 3670}
     other.stream.put_runs([run(2, 3, **slow, **later, captures=("a", "b"))])
     cluster.hear()
     # The fleet's own anomalies count, too.
@@ -44,6 +44,7 @@ def test_the_ranks_of_all_nodes_are_one_run():
     cluster.hear()
     (ended,) = shown(cluster)
     assert ended.end_time == pytest.approx(NOW + 61, abs=1)
+    assert ended.time == pytest.approx(NOW + 70, abs=1)
 
 
 def test_runs_without_an_id_are_joined_as_their_ranks_are():

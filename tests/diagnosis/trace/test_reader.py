@@ -87,6 +87,9 @@ def test_each_category_of_old_and_new_traces_has_its_kind(tmp_path):
     other = ["ac2g", "cuda_sync", "gpu_user_annotation", "overhead", "new", None, 5]
     categories = [*(name for kept in names.values() for name in kept), *other]
     events = [FULL | {"cat": category, "name": str(category)} for category in categories]
+    # Older profilers record their marks as operators.
+    events.append(FULL | {"cat": "cpu_op", "name": "Optimizer.step#SGD.step"})
+    names["annotation"].append("Optimizer.step#SGD.step")
     read = read_elements(tmp_path, *events).events
     assert {kind: [e.name for e in kept] for kind, kept in read.items() if kept} == names
 

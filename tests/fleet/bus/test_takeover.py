@@ -17,7 +17,7 @@ from warpwatch_fleet.bus.partition import Head, Partition
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.bus import Bucket, StreamMessage
+from warpwatch_runtime.bus import Bucket, ConflictError, StreamMessage
 from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock
@@ -46,6 +46,8 @@ class Memory:
             # Until the next head is there, the states that this one names stay as they are.
             jobs = msgspec.msgpack.decode(found[0], type=Head).jobs
             assert not key.startswith(tuple(f"{job.key}." for job in jobs))
+        if revision is not None and revision != self._values.get(key, (b"", 0))[1]:
+            raise ConflictError(key)
         self._values[key] = value, (revision or 0) + 1
         return (revision or 0) + 1
 
@@ -100,6 +102,9 @@ async def played(replaced_at: float, ahead_s: float = 0.0) -> list[tuple[str, st
             partition = worker("second")
             _, repeated = await partition.resume()
             told += repeated
+            # It commits nothing any more.
+            with pytest.raises(ConflictError):
+                await first.advance(everything=True)
             for again in before:
                 if again.at >= partition.read_since:
                     partition.feed(again)
@@ -148,6 +153,9 @@ def test_a_rank_whose_end_was_lost_ends_after_a_gap_or_with_its_node(returns):
     assert job.members[0].is_live == returns
     partition.feed(of_a_node(clock.wall() + 60))
     assert not job.live_ranks()
+    partition.close()
+    partition.feed(of_a_node(clock.wall() + 61))
+    assert cluster.nodes == {}
 
 
 def test_lines_that_are_read_again_are_no_load():

@@ -514,6 +514,9 @@ def test_an_alert_is_of_a_rank_and_of_a_capture_that_another_worker_has(tmp_path
     fleet._views.of = {"other": WorkerView(State(NOW, "1", "w", jobs=jobs))}
     with pytest.raises(Refused, match="a job of each of ns/a, ns/b; name the owner"):
         fleet.request_capture(CaptureRequest("llama", "torch", "manual"))
+    wanted = CaptureRequest("llama", "torch", "straggler", anomaly_id="6553f100-1")
+    # Another worker that goes on with the anomaly names its capture the same.
+    assert fleet.captures._name_of(wanted) == "20231114T221320-a2e8e1"
     fleet.server.stop()
     fleet.server.run()
 

@@ -151,6 +151,8 @@ def test_the_end_waits_ten_minutes_for_a_verdict() -> None:
     }
     assert late == early | {"endTime": timestamp(1000.0)}
     assert objects._news(waiting, "", late, 9999.0) == {}
+    stored = replace(waiting, remote="s3://captures/1")
+    assert objects._news(stored, "", late, 9999.0)["remote"] == "s3://captures/1"
 
 
 def test_a_capture_of_another_owner_is_not_told() -> None:
