@@ -54,11 +54,6 @@ def test_devices_follow_their_load_as_they_did(golden: Golden) -> None:
     golden("simulated.txt", "".join(f"{line}\n" for line in lines).encode())
 
 
-def test_uuids_are_the_same_in_every_run() -> None:
-    assert simulated_uuid(0) == "GPU-7bb68f2d-145a-5a7d-8f79-9583425da8f2"
-    assert len({simulated_uuid(index) for index in range(64)}) == 64
-
-
 def test_the_source_follows_the_load_of_each_device() -> None:
     clock, sink = ManualClock(), RecordingSink()
     loops = HandLoops(clock)

@@ -37,7 +37,8 @@ def test_a_healthy_trace_exits_0_and_says_so_first(command):
 
 def test_a_problem_exits_1_and_each_form_has_it(command, tmp_path):
     page = tmp_path / "report.html"
-    options = ("--json", "--html", str(page))
+    before = map(str, written(tmp_path, cpu_rank(0), cpu_rank(1), name="before"))
+    options = ("--json", "--html", str(page), "--baseline", *before)
     status, lines, _ = command(cpu_rank(3, loading_us=6000), options=options)
     found = json.loads("\n".join(lines))
     assert (status, found["schema"], found["verdict"]) == (1, 1, "data_loading")

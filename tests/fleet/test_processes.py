@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from tests.fleet.nodes import NOW, OWNER, TestNode, run, seen
+from warpwatch._version import __version__
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError, AgentLink
 from warpwatch_fleet.bus.fleet import WorkerFleet
@@ -165,6 +166,7 @@ def test_two_workers_answer_as_one(tmp_path, stack):
     # While it does not reply, its last view stays.
     first._views.read({"second": b""})
     state = first.state()
+    assert state.version == __version__
     assert [one.name for one in state.jobs] == [one.job for one in state.ranks] == ["one", "two"]
     assert [one.id for one in state.captures] == [TAKEN.id, ran.id]
     assert [one.job for one in first.run_summaries()] == ["two", "one"]

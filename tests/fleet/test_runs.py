@@ -21,7 +21,12 @@ def test_the_ranks_of_all_nodes_are_one_run():
     cluster = TestCluster(one, other)
     cluster.hear()
     fast = {"step_counts": {400: 90}, "judged_steps": 90, "phases_s": {"forward": 0.2}}
-    slow = {"step_counts": {450: 10}, "judged_steps": 10, "phases_s": {"forward": 0.4}}
+    slow = {
+        "step_counts": {450: 10},
+        "judged_steps": 10,
+        "phases_s": {"forward": 0.4},
+        "world_size": 5,
+    }
     one.stream.put_runs([run(0, 1, **fast, energy_j=5.0, anomalies={"oom": 1}, captures=("a",))])
     later = {"first_time": NOW + 3600, "time": NOW + 3670}
     other.stream.put_runs([run(2, 3, **slow, **later, captures=("a", "b"))])
@@ -35,7 +40,7 @@ def test_the_ranks_of_all_nodes_are_one_run():
     assert together.step_counts == {400: 90, 450: 10}
     assert together.step_p50_s is not None and together.step_p95_s is not None
     assert 2 < together.step_p95_s / together.step_p50_s < 3
-    assert (together.energy_j, together.captures) == (5.0, ("a", "b"))
+    assert (together.energy_j, together.captures, together.world_size) == (5.0, ("a", "b"), 5)
     assert together.anomalies == {"oom": 1, "straggler": 2}
     assert together.first_time == pytest.approx(NOW, abs=1)
     assert together.end_time is None
