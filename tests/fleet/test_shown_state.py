@@ -47,6 +47,7 @@ def test_all_that_is_known_of_two_nodes_is_golden(golden_case):
             cluster.hear()
     late = cluster.now + second.ahead_s
     second.say(RankEvent(late, "llama", 2, "stopped", {"silent_reason": "stopped"}, OWNER, "41"))
+    first.say(RankEvent(cluster.now, "llama", 1, "resumed", {}, OWNER, "41"))
     values = {("device_utilization_ratio", ()): 0.5, ("device_fan_ratio", ("0",)): 1.0}
     second.say(
         DeviceReading(late, "GPU-1", values), DeviceReading(late, "GPU-9", {}, False, "lost")
