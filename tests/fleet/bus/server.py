@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fleet.nodes import TestNode
-from tests.waiting import DEADLINE_S, eventually
+from tests.waiting import DEADLINE_S, eventually, is_listening
+from warpwatch_daemon.demo.processes import free_port
 from warpwatch_daemon.for_fleet.bus import RecordPublisher
 from warpwatch_fleet.bus import streams
 from warpwatch_fleet.bus.worker import BusSource
@@ -27,7 +28,7 @@ class NatsServer:
 
     def __init__(self, folder: Path, settings: str = "") -> None:
         self._folder, self._file = folder, folder / "nats.conf"
-        self.port = 0
+        self.port = free_port()
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -37,24 +38,13 @@ class NatsServer:
         return f"nats://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        log = self._folder / "nats.log"
-        log.unlink(missing_ok=True)
-        store = self._folder / "store"
         self._text = (
-            f'listen: "127.0.0.1:{self.port or -1}"\nlog_file: "{log}"\n'
-            f'jetstream {{store_dir: "{store}"}}\n{self._settings}'
+            f'listen: "127.0.0.1:{self.port}"\nlog_file: "{self._folder / "nats.log"}"\n'
+            f'jetstream {{store_dir: "{self._folder / "store"}"}}\n{self._settings}'
         )
         self._file.write_text(self._text)
         self._process = subprocess.Popen([NATS, "-c", str(self._file)])
-
-        def listening() -> int | None:
-            text = log.read_text() if log.exists() else ""
-            if "Server is ready" not in text:
-                return None
-            line = next(one for one in text.splitlines() if "for client connections on" in one)
-            return int(line.rsplit(":", 1)[1])
-
-        self.port = eventually(listening, "nats-server does not start")
+        eventually(lambda: is_listening(self.port), "nats-server does not start")
 
     def reload(self, more: str) -> None:
         self._file.write_text(self._text + more)
