@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import psutil
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.processes import logged
 from tests.waiting import DEADLINE_S, eventually
@@ -85,14 +86,11 @@ class ApiAnswers:
         return [rank["steps_total"] for rank in self.get("ranks") if rank["job"] == job]
 
     def metric(self, name: str, **labels: str) -> float | None:
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        lines = [
-            line
-            for line in self.http.get("/metrics").text.splitlines()
-            if line.startswith((name + "{", name + " ")) and all(w in line for w in wanted)
-        ]
-        assert len(lines) <= 1, lines
-        return float(lines[0].rpartition(" ")[2]) if lines else None
+        families = text_string_to_metric_families(self.http.get("/metrics").text)
+        samples = [one for family in families for one in family.samples if one.name == name]
+        found = [one for one in samples if labels.items() <= one.labels.items()]
+        assert len(found) <= 1, found
+        return found[0].value if found else None
 
     def have_trained(self, job: str, ranks: int, steps: int) -> None:
         """Wait until all these ranks of the job have taken so many steps."""
