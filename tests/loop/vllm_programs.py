@@ -7,9 +7,9 @@ usage: vllm_programs.py model FOLDER | offline MODEL | load URL | clients URL CO
 import json
 import random
 import sys
-import threading
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -68,11 +68,9 @@ def ask(url: str, prompt: int, tokens: int) -> dict[str, int]:
 
 
 def at_once(count: int, target: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=target) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(count) as threads:
+        for future in [threads.submit(target) for _ in range(count)]:
+            future.result()
 
 
 def load(url: str) -> None:
