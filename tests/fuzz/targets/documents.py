@@ -21,28 +21,20 @@ TOLD = {
 }
 
 
-class Documents:
-    def __init__(self, folder: Path) -> None:
-        self.store = Store(StoreConfig(url=f"file://{folder}/store"))
-        path = self.store.folder(CAPTURE.id, CAPTURE.time)
-        self.capture = replace(CAPTURE, folder=str(path), diagnosis=None)
-        self.store.create(self.capture)
-        self.record, self.diagnosis = path / "capture.json", path / "diagnosis.json"
-        self.valid = self.record.read_bytes(), json.dumps(TOLD).encode()
+def target(folder: Path) -> Target:
+    store = Store(StoreConfig(url=f"file://{folder}/store"))
+    path = store.folder(CAPTURE.id, CAPTURE.time)
+    store.create(replace(CAPTURE, folder=str(path), diagnosis=None))
+    record, diagnosis = (path / "capture.json").read_bytes(), json.dumps(TOLD).encode()
 
-    def run(self, data: bytes) -> None:
-        record, diagnosis = self.valid
+    def run(data: bytes) -> None:
         is_record = data[:1] != DIAGNOSIS
-        self.record.write_bytes(data[1:] if is_record else record)
-        self.diagnosis.write_bytes(diagnosis if is_record else data[1:])
-        captures = tuple(self.store.load(with_diagnosis=8))
+        (path / "capture.json").write_bytes(data[1:] if is_record else record)
+        (path / "diagnosis.json").write_bytes(diagnosis if is_record else data[1:])
+        captures = tuple(store.load(with_diagnosis=8))
         assert is_record or captures
         check_shown(State(CAPTURE.time, "1", "gpu-1", captures=captures))
 
-
-def target(folder: Path) -> Target:
-    documents = Documents(folder)
-    record, diagnosis = documents.valid
     seeds = [RECORD + record, DIAGNOSIS + diagnosis]
     words = b'"request": "ranks": "findings": "share": "traces": 1e300 -1'
-    return Target(documents.run, seeds, (*json_tokens(words), b'"schema": 1'), 1 + 2 * len(record))
+    return Target(run, seeds, (*json_tokens(words), b'"schema": 1'), 1 + 2 * len(record))

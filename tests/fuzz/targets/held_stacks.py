@@ -40,16 +40,13 @@ PRINTED = [
 ]
 
 
-class HeldStacks:
-    def __init__(self, folder: Path) -> None:
-        path = folder / NAME
-        os.mkfifo(path, 0o600)
-        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        self._inbox = Directory(folder)
-        self._file = folder / "rank3.stacks.json"
-        self._silent = Silent("j", 3, PID, HOLDS_GIL, NAME, os.getuid())
+def target(folder: Path) -> Target:
+    os.mkfifo(folder / NAME, 0o600)
+    fd = os.open(folder / NAME, os.O_RDWR | os.O_NONBLOCK)
+    inbox, file = Directory(folder), folder / "rank3.stacks.json"
+    silent = Silent("j", 3, PID, HOLDS_GIL, NAME, os.getuid())
 
-    def run(self, data: bytes) -> None:
+    def run(data: bytes) -> None:
         def read(pid: int, timeout_s: float) -> list[dict[str, Any]]:
             if data[:1] == PY_SPY:
                 return stacks.parse_py_spy(data[1:], PID)
@@ -58,26 +55,22 @@ class HeldStacks:
         # The pipe is looked at once: nothing follows.
         seconds = itertools.count(0, stacks.QUIET_S / 1.9).__next__
         if data[:1] != PY_SPY:
-            os.write(self._fd, data[1:])
+            os.write(fd, data[1:])
         try:
-            stacks.write_stacks(
-                self._silent, self._inbox, self._file, 0.0, read=read, monotonic=seconds
-            )
+            stacks.write_stacks(silent, inbox, file, 0.0, read=read, monotonic=seconds)
         except NoStacks as error:
             assert "\n" not in str(error)
             return
-        written = json.loads(self._file.read_text())
+        written = json.loads(file.read_text())
         assert len(written["threads"]) <= stacks.MAX_THREADS
         try:
-            read_stack(self._file)
+            read_stack(file)
         except TraceError as error:
             assert "no frames of a main thread" in str(error)
 
-
-def target(folder: Path) -> Target:
     threads = json.dumps(PRINTED).encode()
     seeds = [PIPE + HEAD + DUMP, PIPE + b"\n" * 9 + HEAD + DUMP, PIPE + DUMP, PY_SPY + threads]
     words = b'"threads": "frames": "line": "thread_id":'
     printed = (b"Timeout (", b"Thread 0x", b" (most recent call first):\n", b'  File "')
     tokens = (*json_tokens(words), *printed, b'", line 1 in f\n')
-    return Target(HeldStacks(folder).run, seeds, tokens)
+    return Target(run, seeds, tokens)
