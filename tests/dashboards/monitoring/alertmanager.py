@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,10 @@ class Alertmanager:
         return [alert["labels"] for alert in alerts]
 
 
-@contextmanager
 def alertmanager(
     folder: Path, webhook: str, token_file: Path, alert: str, repeat: str = "10s"
-) -> Iterator[Alertmanager]:
-    """Run an Alertmanager that sends each alert at once, and resolved ones too."""
+) -> AbstractContextManager[Alertmanager]:
+    """Return an Alertmanager that sends each alert at once, and resolved ones too."""
     credentials = {"credentials_file": str(token_file)}
     receiver: dict[str, Any] = {
         "name": "warpwatch",
@@ -38,8 +37,7 @@ def alertmanager(
     route = {"receiver": "nobody", "routes": [chosen], "group_by": ["..."], "group_wait": "0s"}
     route |= {"group_interval": "1s", "repeat_interval": repeat}
     config = {"route": route, "receivers": [receiver, {"name": "nobody"}]}
-    with configured(folder, config) as running:
-        yield running
+    return configured(folder, config)
 
 
 @contextmanager

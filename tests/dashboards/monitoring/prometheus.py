@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ class Prometheus:
         return [alert["labels"] for alert in alerts if alert["state"] == "firing"]
 
 
-@contextmanager
 def prometheus(
     folder: Path,
     targets: Mapping[int, Mapping[str, str]],
@@ -55,8 +54,8 @@ def prometheus(
     rules: Sequence[Path] = (),
     alertmanager: int | None = None,
     interval: str = "1s",
-) -> Iterator[Prometheus]:
-    """Scrapes these ports of this machine, with labels, and evaluates the rules.
+) -> AbstractContextManager[Prometheus]:
+    """Return a server that scrapes these ports, with labels, and evaluates the rules.
 
     It starts with the data in the folder ``tsdb``.
     """
@@ -80,8 +79,7 @@ def prometheus(
     if alertmanager is not None:
         managers = [{"targets": [f"127.0.0.1:{alertmanager}"]}]
         config["alerting"] = {"alertmanagers": [{"static_configs": managers}]}
-    with configured(folder, config) as server:
-        yield server
+    return configured(folder, config)
 
 
 @contextmanager
