@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -194,17 +195,13 @@ class CaptureNode:
         return self.capture(capture)
 
     def captured(self, request: CaptureRequest = MANUAL, *contents: Any) -> Capture:
-        asked = self.service.request(request)
-        for number, rank in enumerate(asked.ranks):
-            index = self._numbers.index(rank.rank)
-            self.deliver(index, contents[number] if number < len(contents) else None)
-        return self.finished(asked)
+        return self.complete(self.service.request(request), *contents)
 
-    def complete(self, capture: Capture | None = None) -> Capture:
+    def complete(self, capture: Capture | None = None, *contents: Any) -> Capture:
         """Return the capture, else the newest, after its ranks have brought their traces."""
         asked = capture or self.captures[-1]
-        for rank in asked.ranks:
-            self.deliver(self._numbers.index(rank.rank))
+        for rank, content in zip_longest(asked.ranks, contents):
+            self.deliver(self._numbers.index(rank.rank), content)
         return self.finished(asked)
 
     @property
