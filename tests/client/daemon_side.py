@@ -15,6 +15,8 @@ from tests.daemon.ranks.ring_files import Holder
 from tests.waiting import eventually
 from warpwatch import protocol
 from warpwatch.ring import RingWriter
+from warpwatch_daemon.ranks.folder import CommandFiles
+from warpwatch_runtime.directory import Directory
 
 
 class Ring:
@@ -94,7 +96,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._sequence = 0
+        self._commands = CommandFiles(Directory(path / "commands"))
         for name in ("ranks", "commands", "inbox"):
             (path / name).mkdir(parents=True)
         (path / "daemon.lock").touch()
@@ -118,15 +120,8 @@ class Folder:
         return found
 
     def command(self, name: str, **command: Any) -> None:
-        """Body first, the sequence number last."""
-        self._sequence += 1
-        data = protocol.encode_command(self._sequence, command)
-        path = self.path / "commands" / f"{name}.cmd"
-        if not path.exists():
-            path.write_bytes(protocol.encode_command(0, {}))
-        with path.open("r+b", buffering=0) as file:
-            os.pwrite(file.fileno(), data[16:], 16)
-            os.pwrite(file.fileno(), data[8:16], 8)
+        self._commands.prepare(name)
+        self._commands.send(name, command)
 
 
 @contextmanager
