@@ -4,8 +4,8 @@ import asyncio
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from urllib.parse import unquote
 
 import h11
 from starlette.types import ASGIApp, Message
@@ -17,6 +17,7 @@ from tests.fuzz.watch import Target
 from warpwatch_daemon.for_fleet.api import agent_routes
 from warpwatch_serving import access
 from warpwatch_serving.config import HttpConfig
+from warpwatch_serving.connection import HttpStream, Peer, Slot
 from warpwatch_serving.routes import create_app
 from warpwatch_serving.web_config import BasicAuth
 
@@ -30,7 +31,13 @@ TOKENS = (
     b"Accept-Encoding: gzip\r\n", b"X-Forwarded-For: 1.2.3.4\r\n", b"Via: x\r\n", b"%00", b"%ff",
     b"Content-Length: 2\r\n", b"\xb2", b"/..", b"null", b"1e999", b'"ranks":[', b"\\ud800", b"HEAD",
 )  # fmt: skip
-PEERS = (("127.0.0.1", 4711), ("10.0.0.9", 4711), ("fe80::1%eth0", 1), None)
+PEERS = (
+    Peer("loopback"),
+    Peer("uid 1234", 1234, on_socket=True),
+    Peer("uid 0", 0, privileged=True, on_socket=True),
+    Peer("unknown user", on_socket=True),
+)
+NO_SOCKET: Any = SimpleNamespace(get_extra_info=lambda name: None)
 
 
 class Failed(Exception):
@@ -64,7 +71,8 @@ class Routes:
             request, body = read_request(data[1:])
         except h11.RemoteProtocolError:
             return
-        scope = scope_of(request) | {"client": PEERS[first // 3 % len(PEERS)]}
+        app, peer = self._apps[first % 3], PEERS[first // 3 % len(PEERS)]
+        scope = HttpStream(Slot(peer), app, NO_SOCKET, NO_SOCKET)._scope(request)
         sent: list[Message] = []
         parts = [body[:3], body[3:]]
 
@@ -78,7 +86,7 @@ class Routes:
             sent.append(message)
 
         self._errors.first = None
-        self._loop.run_until_complete(self._apps[first % 3](scope, receive, send))
+        self._loop.run_until_complete(app(scope, receive, send))
         if self._errors.first is not None:
             raise Failed(scope["method"], scope["path"]) from self._errors.first
         check_answer(sent, scope["method"])
@@ -103,24 +111,6 @@ def read_request(wire: bytes) -> tuple[h11.Request, bytes]:
     while isinstance(event := connection.next_event(), h11.Data):
         body += event.data
     return request, body
-
-
-def scope_of(request: h11.Request) -> dict[str, Any]:
-    """Return the scope that a connection makes of it."""
-    raw_path, _, query = request.target.partition(b"?")
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": request.method.decode("ascii"),
-        "scheme": "http",
-        "path": unquote(raw_path.decode("ascii")),
-        "raw_path": raw_path,
-        "query_string": query,
-        "root_path": "",
-        "headers": [(name.lower(), value) for name, value in request.headers],
-        "server": ("127.0.0.1", 9400),
-    }
 
 
 def check_answer(sent: list[Message], method: str) -> None:
