@@ -46,6 +46,7 @@ _NEEDS_LOGIN = (
     "prints where it runs, or send `Authorization: Bearer …` (--token-file FILE); on the node "
     "commands need neither without --url and WARPWATCH_URL"
 )
+_WRONG_TOKEN = "the token is not that in the file token_file of this process"
 _FOREIGN_ORIGIN = (
     "a session changes something only from its own page: the header Origin has another address"
 )
@@ -130,7 +131,7 @@ class Access:
             raise UsageError(f"{config.section}.metrics_token: token_file is needed, too")
         self.token_file, self.section = config.token_file, config.section
         if self.token_file is not None:
-            self._read_token(self.token_file)
+            read_token(self.token_file, f"{self.section}.token_file")
         # Open to everybody: a probe has no password, and the login comes before the rights.
         self.open = OPEN - {METRICS} if config.metrics_token else OPEN
         here = f"{socket.gethostname()} {config.listen}"
@@ -143,11 +144,8 @@ class Access:
         """Return whether this is the token in the file, which may be replaced at any time."""
         with suppress(UsageError):
             sent, path = token.strip().encode("utf-8", "surrogateescape"), self.token_file
-            return path is not None and hmac.compare_digest(sent, self._read_token(path))
+            return path is not None and hmac.compare_digest(sent, read_token(path, "token_file"))
         return False
-
-    def _read_token(self, path: Path) -> bytes:
-        return read_token(path, f"{self.section}.token_file")
 
     def has_token(self, request: HTTPConnection) -> bool:
         """Return whether the token comes with the request."""
@@ -179,7 +177,7 @@ class Access:
         """Return the rights. Raises HttpError unless captures may be requested and read."""
         caller = caller_of(request)
         if not caller.captures:
-            raise unauthorized()
+            raise unauthorized(request)
         return caller
 
     def check_all_jobs(self, request: HTTPConnection, what: str) -> None:
@@ -216,10 +214,12 @@ def caller_of(request: HTTPConnection) -> Caller:
     return caller
 
 
-def unauthorized() -> HttpError:
+def unauthorized(request: HTTPConnection) -> HttpError:
     """Return the refusal of a request without any rights."""
     challenge = {"WWW-Authenticate": 'Bearer realm="warpwatch"'}
-    return HttpError(401, "token_needed", _NEEDS_LOGIN, challenge)
+    has_token = request.headers.get("authorization", "").lower().startswith("bearer ")
+    detail = _WRONG_TOKEN if has_token else _NEEDS_LOGIN
+    return HttpError(401, "token_needed", detail, challenge)
 
 
 # An answer may bring its own of each.
@@ -285,5 +285,5 @@ class Guard:
             await self.basic_auth.check(request.headers.get("authorization", ""))
             caller = Caller(all_jobs=True)
         if caller is None and path not in self.access.open:
-            raise unauthorized()
+            raise unauthorized(request)
         request.scope.setdefault("state", {})["caller"] = caller or Caller()
