@@ -83,7 +83,7 @@ def test_a_capture_is_taken_once_and_its_status_says_what_came_of_it(asked: Aske
     asked.server.ask("PATCH", f"{CAPTURES}/once/status", {"status": {"captureId": None}})
     status = asked.until()
     assert (status["outcome"], status["ranks"]) == ("complete", "2/2")
-    assert status["verdict"]
+    assert status["verdict"] == "host_bound"
     ident = status["captureId"]
     assert status["report"].startswith(f"{LINK}/api/v1/captures/{ident}")
     for agent in asked.fleet.agents:
