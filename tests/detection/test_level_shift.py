@@ -1,12 +1,20 @@
 """Level shifts in windows of several lengths, and the median of a window that slides."""
 
+import math
 import random
 import statistics
 
 import pytest
 
-from warpwatch_detection.signals.baselines import SlidingMedian
-from warpwatch_detection.signals.level_shift import LevelShift, Shift, level, quantile_of, student
+from warpwatch_detection.signals.baselines import FrozenBaseline, SlidingMedian
+from warpwatch_detection.signals.level_shift import (
+    LevelShift,
+    Shift,
+    WindowNoise,
+    level,
+    quantile_of,
+    student,
+)
 
 
 def shifts(values: list[float]) -> list[tuple[int, Shift]]:
@@ -101,6 +109,16 @@ def test_the_limit_is_never_less_than_that_of_independent_samples():
         look(sought, 0.1 * (n % 2))
     # 0.1 * sqrt(pi) / 2 * 1.27 * sqrt(1 / 140 + 1 / 200)
     assert sought.deviation(2e-6) == pytest.approx(0.012403 * quantile_of(140, 2e-6), rel=1e-3)
+
+
+def test_past_excursions_and_slow_wandering_are_noise():
+    noise, baseline = WindowNoise(24), FrozenBaseline(0.001)
+    for healthy in (0.3, 0.1):
+        noise._learn(healthy, 1000)
+    assert noise.peak == pytest.approx(0.3 * (1 - 24 / 4000))
+    for n in range(200):
+        baseline.learn(0.1 * math.sin(n / 40), 20)
+    assert baseline.spread == pytest.approx(0.141, abs=0.01)
 
 
 def test_the_level_of_a_short_window_ignores_its_slow_half():

@@ -78,7 +78,7 @@ def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(t
     own = replace(capture.request, owner="ns/tenant")
     fleet.cluster.nodes[tenant.address].keep_capture(replace(capture, request=own))
     # Nor is a node for those of another node.
-    fleet.cluster.nodes[fleet.agents[0].address].keep_capture(replace(capture, files=traces))
+    fleet.cluster.nodes[fleet.agents[0].address].keep_capture(replace(capture, files=tuple(traces)))
     chunks = captures.download(capture.id, traces[3], None)
     assert chunks is not None
     assert b"".join(chunks) == theirs.read_bytes()
