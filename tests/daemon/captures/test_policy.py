@@ -246,8 +246,9 @@ def test_many_small_leftovers_are_bounded_by_the_number_of_captures(new):
     for number in range(8):
         orphan(store, f"left{number}", DAY + number, 10)
     capture(store, "newest", 60.0)
-    retained(store)
+    hub, _ = retained(store)
     assert sorted(path.name for path in store.folders()) == ["left0", "left1", "newest"]
+    assert counted(hub, "store_captures") == 1
 
 
 def test_the_newest_two_hundred_captures_are_shown(new):
