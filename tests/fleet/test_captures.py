@@ -210,7 +210,7 @@ def taken(fleet: PlayedFleet, after_s: float, times: int = 1, **options: Any) ->
     return list(fleet.run(poll, **options).shown())
 
 
-def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(fleet):
+def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(fleet, monkeypatch):
     assert taken(fleet, 3599.0) == []
     (capture,) = taken(fleet, 1.0, times=2)
     assert (capture.outcome, capture.request.trigger) == ("complete", "schedule")
@@ -228,11 +228,18 @@ def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(
     # Another fleet knows it from the agents.
     assert [one.id for one in taken(fleet, 3590.0)] == [capture.id]
     sick = Anomaly(
-        time=1.0, severity="warning", summary="", **TRAIN.fields(), id="1", kind="gc_pause"
+        time=1.0, severity="warning", summary="", rank=3, **TRAIN.fields(), id="1", kind="gc_pause"
     )  # fmt: skip
     fleet.agents[1].stream.put_anomaly(sick)
     fleet.hear()
     assert [one.id for one in taken(fleet, 3600.0)] == [capture.id]
+    # By hand it is captured with the rank that the anomaly names.
+    monkeypatch.setattr(remote_agents, "MAX_RANKS", 3)
+    monkeypatch.setattr(remote_agents, "PEERS", 1)
+    unused: Any = None
+    agents = RemoteAgents(fleet.cluster, unused, unused)
+    (job,) = agents.jobs()
+    assert agents.choose(job, MANUAL) == (0, 3)
 
 
 def test_a_restart_does_not_repeat_a_failed_capture_of_a_schedule_early(fleet):
