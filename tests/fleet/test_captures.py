@@ -238,8 +238,8 @@ def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(
     monkeypatch.setattr(remote_agents, "PEERS", 1)
     unused: Any = None
     agents = RemoteAgents(fleet.cluster, unused, unused)
-    (job,) = agents.jobs()
-    assert agents.choose(job, MANUAL) == (0, 3)
+    (live,) = agents.jobs()
+    assert agents.choose(live, MANUAL) == (0, 3)
 
 
 def test_a_restart_does_not_repeat_a_failed_capture_of_a_schedule_early(fleet):
