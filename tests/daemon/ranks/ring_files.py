@@ -4,14 +4,14 @@ import contextlib
 import functools
 import os
 import secrets
-import select
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from warpwatch import protocol
 from warpwatch_daemon.ranks.rank import boot_id
@@ -44,22 +44,19 @@ class Holder:
         server.stdin.flush()
         self.pid = int(server.stdout.readline())
         assert self.pid, f"{path} cannot be opened"
-        self._fd = os.pidfd_open(self.pid)
+        self._process = psutil.Process(self.pid)
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process.kill()
 
     def wait(self) -> None:
         """Return when the process is gone, and its lock with it."""
-        gone = select.poll()
-        gone.register(self._fd, select.POLLIN)
-        gone.poll()
+        self._process.wait()
 
     def close(self) -> None:
         self.kill()
         self.wait()
-        os.close(self._fd)
 
 
 @functools.cache
