@@ -2,11 +2,12 @@
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from tests.detection.streams import EPOCH_S
 from tests.golden_lines import line
-from warpwatch_detection.anomalies.register import AnomalyRegister
+from warpwatch_detection.anomalies.register import AnomalyRegister, Change
 from warpwatch_detection.config import AnomaliesConfig
 from warpwatch_detection.detector import Cleared, DetectorResult
 from warpwatch_detection.ranks import LiveRank, RankDevices
@@ -35,9 +36,12 @@ class Life:
         return self.apply(kind, Cleared(EPOCH_S + at, **about or {"job_id": LLAMA}))
 
     def apply(self, kind: str, result: DetectorResult) -> list[Anomaly]:
-        changes = self.register.apply([(kind, result)])
-        self.changes += [change.anomaly for change in changes]
-        return [change.anomaly for change in changes]
+        return self._changed(self.register.apply([(kind, result)]))
+
+    def _changed(self, changes: Iterable[Change]) -> list[Anomaly]:
+        anomalies = [change.anomaly for change in changes]
+        self.changes += anomalies
+        return anomalies
 
     def tell(self, story: str) -> None:
         """As "0 straggler 3; 5 hang; 9 xid GPU-3 critical 79; 60 fine hang; 700 expire; 9 end".
@@ -62,11 +66,9 @@ class Life:
             if kind == "fine":
                 self.fine(rest[0], float(at), **about)
             elif kind == "expire":
-                changes = self.register.expire(EPOCH_S + float(at))
-                self.changes += [change.anomaly for change in changes]
+                self._changed(self.register.expire(EPOCH_S + float(at)))
             elif kind == "end":
-                changes = self.register.end_job(LLAMA, EPOCH_S + float(at))
-                self.changes += [change.anomaly for change in changes]
+                self._changed(self.register.end_job(LLAMA, EPOCH_S + float(at)))
             else:
                 self.found(kind, float(at), **about)
 
