@@ -112,9 +112,6 @@ class MemoryAgent:
 
     async def prepare(self, path: str) -> None: ...
 
-    def exported(self) -> State:
-        return self.now
-
     def records(self) -> RecordStream:
         return self.stream
 
@@ -129,7 +126,7 @@ class MemoryAgent:
     def state(self) -> State:
         return self.now
 
-    overview = state
+    exported = overview = state
 
     def exposition(self) -> Options:
         return Options()
