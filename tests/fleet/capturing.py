@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.daemon.captures.capture_node import TRAIN, CaptureNode, read_here
 from tests.daemon.http.conftest import MemoryAgent, servers
-from tests.fleet.nodes import TestCluster
+from tests.fleet.nodes import TestCluster, sent
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.config import StoreConfig, TriggersConfig
 from warpwatch_capturing.confinement import Run
@@ -28,9 +28,7 @@ from warpwatch_fleet.config import AgentsConfig
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.log import encode_line
-from warpwatch_telemetry.records import Clock, RankSeen
-from warpwatch_telemetry.stream import CursorLine, encode_stream_line
+from warpwatch_telemetry.records import RankSeen
 
 TICKS_ARMED = 3
 WORLD = 4
@@ -107,10 +105,7 @@ class PlayedAgent(MemoryAgent):
 
     def lines(self, after: str | None) -> list[bytes]:
         self.stream.put_captures(self.node.hub.state().captures)
-        batch = self.stream.portion(after)
-        clock = encode_line(Clock(self.node.clock.wall())) or b""
-        end = encode_stream_line(CursorLine(batch.cursor, self.name, "0.1.0"))
-        return (batch.text() + clock + end).splitlines()
+        return sent(self.stream.portion(after), self.name, self.node.clock.wall())
 
 
 class PlayedFleet:

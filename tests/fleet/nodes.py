@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from warpwatch_daemon.for_fleet.record_stream import RecordStream
+from warpwatch_daemon.for_fleet.record_stream import Portion, RecordStream
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.cluster import Cluster
@@ -35,11 +35,16 @@ class TestNode:
         self.stream.put(records)
 
     def lines(self, now: float) -> list[bytes]:
-        batch = self.stream.portion(self.cursor)
-        self.cursor = batch.cursor
-        clock = encode_line(Clock(now + self.ahead_s)) or b""
-        end = encode_stream_line(CursorLine(batch.cursor, self.name, "0.1.0"))
-        return (batch.text() + clock + end).splitlines()
+        portion = self.stream.portion(self.cursor)
+        self.cursor = portion.cursor
+        return sent(portion, self.name, now + self.ahead_s)
+
+
+def sent(portion: Portion, name: str, now: float) -> list[bytes]:
+    """Return the lines that an agent sends of a portion of its stream."""
+    clock = encode_line(Clock(now)) or b""
+    end = encode_stream_line(CursorLine(portion.cursor, name, "0.1.0"))
+    return (portion.text() + clock + end).splitlines()
 
 
 class TestCluster:
