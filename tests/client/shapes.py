@@ -25,10 +25,9 @@ def network(*widths: int) -> torch.nn.Sequential:
     return torch.nn.Sequential(*layers[:-1])
 
 
-def loader(batches: int, **more: Any) -> DataLoader[Any]:
+def loader(batches: int) -> DataLoader[Any]:
     rows = torch.randn(batches * BATCH, WIDTH)
-    options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, **more}
-    return DataLoader(TensorDataset(rows, rows.square().mean(1, keepdim=True)), **options)
+    return DataLoader(TensorDataset(rows, rows.square().mean(1, keepdim=True)), BATCH, shuffle=True)
 
 
 class LanguageModel(torch.nn.Module):  # type: ignore[misc]
