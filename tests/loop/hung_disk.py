@@ -12,15 +12,18 @@ from tests.loop.preloaded import compiled
 
 
 class HungDisk:
-    """A disk that hangs; ``environment`` is for the process that must see it hang."""
+    """A disk that hangs; ``environment`` is for the process that must see it hang.
 
-    def __init__(self, disk: Path, library: Path, hangs: Path) -> None:
+    Skips the test where there is no compiler.
+    """
+
+    def __init__(self, folder: Path, disk: Path) -> None:
+        self._hangs = folder / "hangs"
         self.environment = {
-            "LD_PRELOAD": str(library),
+            "LD_PRELOAD": str(compiled(Path(__file__).with_suffix(".c"), folder)),
             "HUNG_DISK": str(disk),
-            "HUNG_DISK_WHILE": str(hangs),
+            "HUNG_DISK_WHILE": str(self._hangs),
         }
-        self._hangs = hangs
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:
@@ -33,12 +36,6 @@ class HungDisk:
     def waiting_calls(self) -> set[str]:
         """The names of the calls that wait for it, or have since it first hung."""
         return {path.suffix[1:] for path in self._hangs.parent.glob(f"{self._hangs.name}.*")}
-
-
-def build(folder: Path, disk: Path) -> HungDisk:
-    """Skips the test where there is no compiler."""
-    library = compiled(Path(__file__).with_suffix(".c"), folder)
-    return HungDisk(disk, library, folder / "hangs")
 
 
 @contextlib.contextmanager

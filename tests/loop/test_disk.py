@@ -4,8 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from tests.loop import hung_disk
-from tests.loop.hung_disk import small_disk
+from tests.loop.hung_disk import HungDisk, small_disk
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import STEPPING, STEPPING_UNTIL
 
@@ -47,7 +46,7 @@ def test_a_full_rendezvous_and_a_full_log_are_counted_and_named(tmp_path):
 
 
 def test_a_store_that_hangs_keeps_no_step_and_no_anomaly_from_being_seen(tmp_path):
-    hung = hung_disk.build(tmp_path, tmp_path / "captures")
+    hung = HungDisk(tmp_path, tmp_path / "captures")
     fails = tmp_path / "fails"
     log = tmp_path / "captures" / "log.jsonl"
     log.parent.mkdir()
