@@ -22,7 +22,9 @@ from tests.waiting import eventually
 
 RANK = int(os.environ["RANK"])
 LATE_S = 5.0
+# Those of loop_base.py, from ``observe`` on.
 FLOW: Any = None
+CLOCK: Any = None
 found: dict[str, Any] = {}
 
 
@@ -70,22 +72,16 @@ def late() -> None:
         other.arrive()
     else:
         other.wait()
-        loop_clock().spend(LATE_S)
-
-
-def loop_clock() -> Any:
-    from tests.client.loop_base import CLOCK
-
-    return CLOCK
+        CLOCK.spend(LATE_S)
 
 
 def observe() -> None:
     """With hooks from here on, if there are none yet."""
-    global FLOW, found
-    from tests.client.loop_base import state
+    global FLOW, CLOCK, found
+    from tests.client import loop_base
 
-    FLOW, found = state, {}
-    loop_clock().share(str(other.spent))
+    FLOW, CLOCK, found = loop_base.state, loop_base.CLOCK, {}
+    CLOCK.share(str(other.spent))
 
 
 def waited_s() -> float:
