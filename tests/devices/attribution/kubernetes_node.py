@@ -11,13 +11,10 @@ import json
 import os
 import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import tarfile
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 
 from tests.processes import logged
 from tests.waiting import DEADLINE_S, eventually
@@ -211,14 +209,15 @@ class KubernetesApi:
 
     def __init__(self) -> None:
         self.server = _SERVER
-        self._headers = {"Authorization": f"Bearer {_TOKEN}", "Content-Type": "application/json"}
         # The server made its certificate itself.
-        self._tls = ssl._create_unverified_context()
+        self._http = httpx.Client(
+            headers={"Authorization": f"Bearer {_TOKEN}"}, verify=False, timeout=DEADLINE_S
+        )
 
     def answers(self, path: str) -> bool:
         try:
             self._ask("GET", path)
-        except (OSError, urllib.error.HTTPError):
+        except httpx.HTTPError:
             return False
         return True
 
@@ -255,11 +254,8 @@ class KubernetesApi:
         return self._ask("GET", f"namespaces/{namespace}/pods/{name}")
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        data = json.dumps(body).encode() if body is not None else None
-        url = f"{self.server}/api/v1/{path}"
-        request = urllib.request.Request(url, data, self._headers, method=method)
-        with urllib.request.urlopen(request, timeout=DEADLINE_S, context=self._tls) as response:
-            return json.load(response)
+        answer = self._http.request(method, f"{self.server}/api/v1/{path}", json=body)
+        return answer.raise_for_status().json()
 
 
 def write_pause_image(folder: Path) -> Path:
