@@ -7,6 +7,7 @@ NVML source, with MIG instances and the processes of its ranks.
 import contextlib
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +25,20 @@ RANKS_OF_NODE = RANKS // len(NODES)
 CLUSTER = "research"
 
 
+@dataclass
 class Fleet:
-    """A fleet in which ``go_wrong`` makes a rank slow, and no other."""
+    """A fleet in which ``go_wrong`` makes a rank slow, and no other. Ranks meet in ``meeting``."""
 
-    def __init__(
-        self,
-        folder: Path,
-        nodes: dict[str, LoopNode],
-        driver: FakeDriver,
-        server: Prometheus,
-        alerts: Alertmanager | None,
-    ) -> None:
-        self.nodes = nodes
-        self.driver = driver
-        self.prometheus = server
-        self.alertmanager = alerts
-        self._meeting = folder / "meeting"
-        self._ranks: list[subprocess.Popen[bytes]] = []
+    meeting: Path
+    nodes: dict[str, LoopNode]
+    driver: FakeDriver
+    prometheus: Prometheus
+    alertmanager: Alertmanager | None
 
     def start_training(self) -> None:
         for rank in range(RANKS):
             name, local = NODES[rank // RANKS_OF_NODE], rank % RANKS_OF_NODE
             process = self._start_rank(self.nodes[name], rank, local)
-            self._ranks.append(process)
             if name == DRIVER_NODE:
                 self.driver.processes(local, f"{process.pid}/61440")
 
@@ -55,10 +47,10 @@ class Fleet:
         environment = node.rank_environment(rank, RANKS)
         environment |= {"LOCAL_RANK": str(local), "WARPWATCH_GPU_UUID": uuid}
         environment |= {"WARPWATCH_FLOPS_PER_TOKEN": "2.6e11", "WARPWATCH_PRECISION": "bfloat16"}
-        return node.start(f"rank{rank}", [str(PROGRAM), str(self._meeting)], environment)
+        return node.start(f"rank{rank}", [str(PROGRAM), str(self.meeting)], environment)
 
     def go_wrong(self, slow: int | None = None) -> None:
-        self._meeting.with_suffix(".slow").write_text("" if slow is None else str(slow))
+        self.meeting.with_suffix(".slow").write_text("" if slow is None else str(slow))
 
     def wait_for(self, promql: str) -> list[dict[str, Any]]:
         """The first answer of a query that is not empty."""
@@ -114,7 +106,7 @@ def fleet(
         targets[free_port()] = labels("gpu-03")
         port = None if alerts is None else alerts.port
         server = prometheus(folder, targets, rules=rules, alertmanager=port)
-        yield Fleet(folder, nodes, driver, stack.enter_context(server), alerts)
+        yield Fleet(folder / "meeting", nodes, driver, stack.enter_context(server), alerts)
 
 
 def labels(node: str) -> dict[str, str]:
