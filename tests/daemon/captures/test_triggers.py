@@ -4,6 +4,7 @@ import re
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ def test_a_slow_rank_is_captured_beside_its_nearest_peer(four):
 
 
 def test_a_peer_is_well_itself_and_so_is_its_device(four):
-    local = {rank.rank: rank for rank in four.source.live()}
+    local: dict[int, Any] = {rank.rank: rank for rank in four.source.live()}
     slow = replace(STRAGGLER, rank=2, device="GPU-2")
     stall = replace(STRAGGLER, id="a2", kind="data_stall", rank=1, device=None)
     hot = replace(HOT, id="a3")
@@ -95,6 +96,9 @@ def test_a_peer_is_well_itself_and_so_is_its_device(four):
     assert (asked(slow), asked(slow, stall), asked(slow, stall, hot)) == ((1, 2), (2, 3), (0, 2))
     local[0].status = "stopped"
     assert asked(slow, stall, hot) == (2,)
+    # A rank without a device shares none with an anomaly that has none.
+    local[3] = SimpleNamespace(status="running", device=None)
+    assert asked(slow, stall) == (2, 3)
     # Then the slow rank is captured alone, and stacks do not wait for what runs.
     four.see(slow, stall, hot)
     four.see(slow, stall, hot, replace(slow, kind="hang", id="a4"))
