@@ -1,6 +1,7 @@
 """Tests of the job and rank that a process reports."""
 
 import json
+import sys
 
 import pytest
 
@@ -33,6 +34,8 @@ def test_what_is_not_known_of_the_run_is_missing() -> None:
     assert not {"run", "master"} & set(describe("a", {"MASTER_ADDR": "node-1"}))
     found = describe("a", {"WARPWATCH_RUN": "r1", "MASTER_ADDR": "node-1", "MASTER_PORT": "29500"})
     assert (found["run"], found["master"]) == ("r1", "node-1:29500")
+    torch = sys.modules.get("torch")
+    assert found["torch"] == (torch and torch.__version__)
 
 
 def test_the_models_flops_are_as_the_user_says() -> None:
