@@ -46,6 +46,10 @@ def test_places_are_those_of_the_groups_and_meshes(
     mesh = SimpleNamespace(mesh_dim_names=("ep",), shape=(4,), get_coordinate=lambda: [3])
     monkeypatch.setattr(model, "_noted", {})
     model.note_mesh(mesh)
+    # This rank is not in the other one.
+    model.note_mesh(
+        SimpleNamespace(mesh_dim_names=("pp",), shape=(2,), get_coordinate=lambda: None)
+    )
     assert asked(monkeypatch, groups) == {**places, "expert": (3, 4)}
 
 

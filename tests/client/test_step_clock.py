@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.daemon_side import Ring
+from tests.client.daemon_side import Ring, written
 from tests.client.interrupts import interrupted
 from tests.client.simulated_cuda import SimulatedCuda
 from tests.manual_clock import ManualClock
@@ -361,6 +361,8 @@ def test_a_ring_that_comes_after_the_last_step_has_the_totals(watched, tmp_path)
     watched.clock.settle()
     totals = Ring(tmp_path / "late.ring").header.totals
     assert (totals.steps, totals.samples) == (3, 12)
+    watched.phase("later")
+    assert written(ring)[-1].payload.endswith(b"later")
     ring.close()
     os.close(folder)
 
