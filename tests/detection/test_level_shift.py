@@ -6,15 +6,9 @@ import statistics
 
 import pytest
 
+from warpwatch_detection.signals import level_shift
 from warpwatch_detection.signals.baselines import FrozenBaseline, SlidingMedian
-from warpwatch_detection.signals.level_shift import (
-    LevelShift,
-    Shift,
-    WindowNoise,
-    level,
-    quantile_of,
-    student,
-)
+from warpwatch_detection.signals.level_shift import LevelShift, Shift, level, quantile_of, student
 
 
 def shifts(values: list[float]) -> list[tuple[int, Shift]]:
@@ -112,7 +106,7 @@ def test_the_limit_is_never_less_than_that_of_independent_samples():
 
 
 def test_past_excursions_and_slow_wandering_are_noise():
-    noise, baseline = WindowNoise(24), FrozenBaseline(0.001)
+    noise, baseline = level_shift.WindowNoise(24), FrozenBaseline(0.001)
     for healthy in (0.3, 0.1):
         noise._learn(healthy, 1000)
     assert noise.peak == pytest.approx(0.3 * (1 - 24 / 4000))

@@ -136,15 +136,6 @@ def test_silence_is_a_hang_while_requests_are_in_flight(name):
     assert kinds_of(engine.active) == [("hang", rank) for rank in lasting]
 
 
-def test_a_hang_is_over_when_tokens_come_again():
-    engine = alone("hang")
-    opened(engine, [seen(), *seconds(60, **DECODES), *seconds(120, 60, running=3)])
-    assert [one.kind for one in engine.active] == ["hang"]
-    restart(engine)
-    opened(engine, seconds(1, 180, **DECODES))
-    assert engine.active == ()
-
-
 def ranks(slow: float, summaries: bool, count: int = 900) -> Iterator[Record]:
     """Two ranks; from the middle on the second takes ``slow`` times as long, the first waits."""
     yield from (seen(0, 2), seen(1, 2))
