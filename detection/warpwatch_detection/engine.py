@@ -191,14 +191,15 @@ class Detection:
         self._ranks.restore(state.ranks)
         self.register.restore(state.register)
 
-    def resume(self, now: float, fresh: set[str]) -> list[Change]:
+    def resume(self, now: float, fresh: set[str], confirm_s: float = CONFIRM_S) -> list[Change]:
         """Go on after ``state`` was set: the daemon was away until ``now`` (wall clock, seconds).
 
+        confirm_s: the time until all live ranks have reported; no deadline passes before.
         fresh: the kinds whose detectors have lost their state. They do not know when their faults
         are over, so these end here, as do those of kinds that are no longer evaluated. A fault that
         is found again soon is the same anomaly.
         """
-        self._resumption = Resumption(now, self._time, self._ranks.jobs)
+        self._resumption = Resumption(now, self._time, self._ranks.jobs, confirm_s)
         kinds = {detector.kind for detector in self.runner.detectors} - fresh
         why = ", judged from the start since the daemon was restarted"
         return self.register.end_other_kinds(kinds, self._time, why)
@@ -254,8 +255,13 @@ class Resumption:
     """
 
     def __init__(
-        self, now: float, before: float, jobs: Mapping[JobId, Mapping[int, LiveRank]]
+        self,
+        now: float,
+        before: float,
+        jobs: Mapping[JobId, Mapping[int, LiveRank]],
+        confirm_s: float = CONFIRM_S,
     ) -> None:
+        self._confirm_s = confirm_s
         # The times at the restart: the ranks themselves go on.
         self._known = {
             (job, number): (rank.seen_time, rank.step_time)
@@ -272,8 +278,8 @@ class Resumption:
         if math.isfinite(before):
             self._away_s += max(0.0, now - before)
         # All live ranks have reported by then.
-        self.heard_time = now + CONFIRM_S
-        self.over_time = now + max(CONFIRM_S, self._away_s)
+        self.heard_time = now + self._confirm_s
+        self.over_time = now + max(self._confirm_s, self._away_s)
 
     def put_off(self, deadline: float) -> float:
         """Return when a deadline is due: the time away does not count, and all rings are read."""

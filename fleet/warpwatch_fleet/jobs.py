@@ -230,7 +230,8 @@ class FleetJob:
             return []
         known_since = detection.state.time
         begun = min((one.time for one in records if one.time > known_since), default=until)
-        return detection.resume(begun, fresh)
+        # All ranks have reported already: a hang that spans several workers is found in time.
+        return detection.resume(begun, fresh, confirm_s=0.0)
 
     def _unread(self, state: EngineState, records: Iterable[Record]) -> Iterator[Record]:
         """Yield the records that are not in the state, and each start of a rank.

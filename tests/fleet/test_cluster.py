@@ -541,6 +541,21 @@ def test_a_restarted_fleet_awaits_all_ranks_of_a_job_for_half_a_minute(two, tmp_
         assert two.job().is_resumed == is_resumed
 
 
+def test_restarts_during_a_hang_do_not_delay_it(two, tmp_path):
+    train(two, 300)
+    stopped = two.now
+    while not two.anomalies() and two.now < stopped + 200:
+        for _ in range(7):
+            two.now += 1.0
+            two.hear()
+        two.save(tmp_path)
+        two.restart(tmp_path)
+        two.hear()
+    (found,) = two.anomalies()
+    # As without a restart.
+    assert (found.kind, found.time - stopped) == ("hang", 140.0)
+
+
 def test_what_was_judged_is_kept_each_four_minutes_and_for_a_day(two, tmp_path):
     (job,) = two.cluster.jobs.values()
     job.detection.history.extend(found_by_agent("hang", id=str(n)) for n in range(101))
