@@ -111,6 +111,7 @@ def test_a_kind_has_its_recipe(node, about, kind, ranks):
     node.see(replace(STRAGGLER, **about))
     found = [(one.request.kind, [rank.rank for rank in one.ranks]) for one in node.captures]
     assert found == [(kind, ranks)]
+    assert node.captures[0].request.steps == (20 if kind == "memory" else 5)
     assert node.outcome() == "captured"
 
 
