@@ -94,10 +94,11 @@ def test_every_anomaly_alerts_once_with_its_node_and_none_of_severity_info(check
     for after_s in (0, 60, 120, 300):
         alerts = expected(after_s)
         samples = [
-            {"labels": f'{{alertname="{name}", training_job="{job}", node="{node}"}}', "value": 1}
+            {"labels": f'{{alertname="{name}", {labels}, node="{node}"}}', "value": 1}
             for name, job, node in alerts
+            for labels in [f'kind="{job.rpartition("-")[0]}", training_job="{job}"']
         ]
-        promql = f"count by (alertname, training_job, node) ({fired})"
+        promql = f"count by (alertname, kind, training_job, node) ({fired})"
         checks.append({"expr": promql, "eval_time": f"{60 + after_s}s", "exp_samples": samples})
     told = {"exp_labels": LABELS | SITES[site][0], "exp_annotations": TEXTS}
     texts = {"eval_time": "90s", "alertname": "WarpwatchXidCritical", "exp_alerts": [told]}

@@ -34,44 +34,18 @@ def matchers(text: str) -> list[tuple[str, str, str]]:
     return re.findall(r"(\w+)\s*(=~|!~|!=|=)\s*\"([^\"]*)\"", text)
 
 
-def test_every_kind_has_one_alert_and_another_for_what_is_critical_among_it() -> None:
-    kinds = [alert.labels["kind"] for alert in ALERTS.values() if "kind" in alert.labels]
-    split = {"xid", "row_remap", "thermal_throttle", "nvlink_error"}
-    assert sorted(kinds) == sorted([*KINDS, *split])
-    for kind in split:
-        names = [name for name, alert in ALERTS.items() if alert.labels.get("kind") == kind]
-        assert [ALERTS[name].severity for name in names] == ["warning", "critical"]
-        assert names[1] == names[0] + "Critical"
-
-
 def test_one_name_has_one_severity_and_critical_is_only_hardware_and_a_blind_fleet() -> None:
     """Stock inhibition mutes the warnings of a critical alert's name and namespace."""
     for alert in ALERTS.values():
         assert alert.severity in {"warning", "critical"}
         wakes = alert.labels["scope"] == "hardware" or alert.name == "WarpwatchFleetBlind"
         assert alert.severity == "warning" or wakes
+        if critical := ALERTS.get(f"{alert.name}Critical"):
+            assert (alert.severity, critical.severity) == ("warning", "critical")
         # One that renders to nothing would stay on the series ALERTS as it is written.
         assert "{{" not in "".join(alert.labels.values())
         kind = alert.labels.get("kind")
         assert alert.labels["scope"] in ({scope_of(kind)} if kind else {"job", "agent"})
-
-
-def test_the_alert_of_a_kind_has_its_name_and_asks_for_nothing_else() -> None:
-    for kind in KINDS:
-        name = "Warpwatch" + "".join(part.capitalize() for part in kind.split("_"))
-        assert ALERTS[name].labels["kind"] == kind
-        named = {
-            (label, value)
-            for _, text in selectors(ALERTS[name].expression)
-            for label, _, value in matchers(text)
-        }
-        # Anomalies of severity info raise no alert.
-        assert named - {("severity", "info"), ("severity", "warning")} == {("kind", kind)}
-
-
-def test_names_are_not_given_twice() -> None:
-    assert len(ALERTS) == len(rule_files.alerts())
-    assert len(RECORDED) == len(rule_files.recordings())
 
 
 def test_an_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on() -> None:
