@@ -31,20 +31,11 @@ def test_grafana_asks_what_prometheus_asks_and_waits_as_long() -> None:
     assert asked == {alert.name: (alert.expression, alert.wait) for alert in rule_files.alerts()}
 
 
-def test_a_rule_has_what_grafana_requires() -> None:
-    for rule in grafana_rules().values():
-        # Grafana's limits on uids; its folders hold a title once.
-        assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", rule["uid"])
-        assert [query["refId"] for query in rule["data"]] == ["A", "B", "C"]
-        sources = [query["datasourceUid"] for query in rule["data"]]
-        assert sources == ["prometheus", "__expr__", "__expr__"]
-        assert rule["data"][0]["model"]["instant"] is True
-        assert rule["data"][1]["model"]["expression"] == "A"
-        assert rule["data"][2]["model"]["expression"] == "is_number($B)"
-        on_error = "Error" if rule["title"] == "WarpwatchAbsent" else "KeepLast"
-        states = (rule["condition"], rule["noDataState"], rule["execErrState"])
-        assert states == ("C", "OK", on_error)
-    assert len({rule["uid"] for rule in grafana_rules().values()}) == len(rule_files.alerts())
+def test_a_rule_has_a_uid_that_grafana_takes() -> None:
+    # Grafana's limits on uids; its folders hold a title once.
+    uids = {rule["uid"] for rule in grafana_rules().values()}
+    assert [uid for uid in uids if not re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", uid)] == []
+    assert len(uids) == len(rule_files.alerts())
 
 
 def test_texts_have_no_dollar_that_grafana_would_take_for_a_variable() -> None:
