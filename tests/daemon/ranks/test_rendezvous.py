@@ -33,7 +33,7 @@ def test_a_rank_is_seen_with_its_steps_and_totals(node):
     assert (state.steps_total, state.samples_total, state.status) == (3, 24, "running")
     assert state.phases_s == {"data_wait": pytest.approx(0.15), "comm": pytest.approx(0.03)}
     assert (sum(state.durations.counts), state.durations.sum) == (3, pytest.approx(0.6))
-    assert (state.step, state.step_begun, state.serve) == (2, 3, None)
+    assert (state.step, state.step_begun, state.serve, state.recent_s) == (2, 3, None, (0.2,) * 3)
     assert state.first_time == state.seen_time == node.clock.wall()
 
 
