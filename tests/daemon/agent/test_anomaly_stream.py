@@ -173,6 +173,7 @@ def test_a_full_disk_is_logged_again_after_it_had_room(node, monkeypatch, caplog
         node.log.write()
     line = "cannot write the telemetry log: No space left on device"
     assert caplog.messages == [line, line]
+    assert counted(node.hub, "jsonl_errors_total") == 3
 
 
 def test_what_is_resolved_is_over_for_everybody(node, caplog):
