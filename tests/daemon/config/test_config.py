@@ -136,6 +136,8 @@ def test_a_check_prints_a_line_for_each_mistake(tmp_path, capsys):
     absent = "not readable here: http.web_config /none.yml"
     assert capsys.readouterr().out == f"{file}: valid; {absent}\n"
     file.write_text("http: {listen: '127.0.0.1:9401'}")
+    assert main(["config", "check", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: valid\n"
     assert main(["config", "check", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"valid": True}
     file.write_text("http: {liste: x}\nstore: {max_age: 3 moons}\ntriggers: {dry: 5}\nfleet: {a}")
