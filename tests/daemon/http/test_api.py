@@ -108,14 +108,6 @@ def test_every_answer_carries_the_security_headers(client):
         assert "server" not in headers
 
 
-def test_what_would_be_captured_and_an_end(client: Any) -> None:
-    prepared = client.post(f"{CAPTURES}/prepare", json=ASK | {"ranks": [0, 1]})
-    assert prepared.json() == {"ranks": [0, 1], "steps": 5, "begun": 412, "step_s": 0.212}
-    ended = client.post(CANCEL)
-    assert (ended.status_code, ended.json()["id"]) == (200, CAPTURE.id)
-    assert client.post(f"{CAPTURES}/none/cancel").status_code == 404
-
-
 def test_root_resolves_an_anomaly_through_the_socket(
     client: Any, shared_server: Any, capsys: Any
 ) -> None:
