@@ -90,20 +90,6 @@ def test_a_wait_for_work_is_no_problem_to_the_command(tmp_path):
     assert main([str(trace.write(tmp_path / "rank0.json"))]) == 0
 
 
-def test_a_short_prompt_is_no_other_work_than_the_baselines(tmp_path):
-    slow = (5000, 200, 0, 0, 8)
-    now = server([(3, *slow), (1, 5200, 200, 1, 64, 8), (2, *slow)])
-    before = server([(6, 4000, 200, 0, 0, 8)]).write(tmp_path / "before0.json")
-    anomaly = RequestingAnomaly("step_regression")
-    found = diagnose([now.write(tmp_path / "rank0.json")], [before], anomaly=anomaly)
-    assert (found.verdict, found.findings[0].confidence) == ("slower_compute", "high")
-    assert found.summary == (
-        "rank 0: an iteration takes 5.2 ms, in the baseline 4.2 ms; operator aten::mm: "
-        "4.00 ms -> 5.03 ms an iteration"
-    )
-    without_training(found)
-
-
 # Captured by the shim from vLLM 0.32.0 with a tiny model, on two busy cores. While it decodes, the
 # log of the same run has a scheduler that takes 36 ms of an iteration. The thrashing server
 # preempts a request in one of a hundred iterations, none of which is captured.

@@ -14,7 +14,6 @@ from tests.diagnosis.traces import TraceFile, cpu_rank
 from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
 from warpwatch_diagnosis.measures.steps import Lane, LaneSpan, StepTimeline
 from warpwatch_diagnosis.report import html
-from warpwatch_diagnosis.report.drawing import Breakdown, sums_us
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.rules import RULES
 from warpwatch_diagnosis.words import COLUMN_HEADS, LANES, PARTS, VERDICTS, title
@@ -66,15 +65,6 @@ def test_the_page_needs_no_network_and_no_script(eight_ranks: Diagnosis) -> None
     assert "url(" not in page
     assert "http" not in page.replace("http-equiv", "")
     assert "default-src 'none'; style-src 'unsafe-inline'" in page
-
-
-def test_the_parts_of_a_window_add_up_to_it(eight_ranks: Diagnosis, tmp_path: Path) -> None:
-    cpu = diagnosed(tmp_path, cpu_rank(0, loading_us=1000, host_us=3000))
-    for diagnosis in (eight_ranks, cpu):
-        breakdown = Breakdown(diagnosis)
-        for measures in breakdown.ranks:
-            parts = sums_us(breakdown.parts(measures))
-            assert sum(parts.values()) == pytest.approx(measures.window_us, rel=1e-6)
 
 
 def test_names_from_a_trace_cannot_act_in_the_report(tmp_path: Path) -> None:
