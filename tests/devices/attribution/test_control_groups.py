@@ -33,12 +33,6 @@ def test_a_slurm_job_is_its_environment_unless_that_is_anothers(tmp_path, cases)
     cases("slurm_jobs.txt", job)
 
 
-def test_a_container_in_a_container_is_the_inner_one():
-    inner = "f" * 64
-    text = f"0::/system.slice/docker-{ID}.scope/kubelet/kubepods/pod{UID}/{inner}\n"
-    assert (owner_of(text).pod_uid, owner_of(text).container_id) == (UID, inner)
-
-
 @given(st.text())
 def test_no_text_makes_it_raise(text):
     assert owner_of(text).container_id == "" or len(owner_of(text).container_id) == 64
