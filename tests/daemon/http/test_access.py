@@ -212,6 +212,7 @@ def test_the_token_starts_a_session_too(secured, golden):
         answer = client.post("/login", data=form, headers=headers)
         assert (answer.status_code, "not the token" in answer.text) == (401, True)
         golden("http/login.html", without_styles(answer.text))
+    assert client.post("/login", data={"token": "x" * 2**20}, headers=own).status_code == 413
     assert client.post("/login", data={"token": "correct horse"}, headers=own).status_code == 303
     assert client.get("/api/v1/jobs").status_code == 200
 
