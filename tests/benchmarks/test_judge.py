@@ -38,16 +38,6 @@ def test_a_share_has_wilsons_interval_and_no_event_at_all_leaves_room_for_three(
     assert poisson_upper(500) == pytest.approx(538.4, abs=0.5)
 
 
-def test_the_table_has_a_row_for_each_kind_and_for_all() -> None:
-    lines = table(results()).splitlines()
-    assert "| sim/none | 24 | - | - | - | 0 | 1 |" in lines
-    assert "| sim/shift10 | 24 | 0.92 (0.74 to 0.98) | 12 | 30 | 0 | 0 |" in lines
-    assert "| sim/hang | 24 | 1.00 (0.86 to 1.00) | 140.0 s | 141.5 s | 0 | 0 |" in lines
-    # Only untouched real runs count for the rate of false alarms.
-    (real,) = [line for line in lines if line.startswith("| all")][1:]
-    assert real.endswith("| 0 | 2 | 0.0000 | 0.2996 |")
-
-
 def test_a_table_is_written_between_its_markers_alone() -> None:
     begin, end = "<!-- judge:begin -->", "<!-- judge:end -->"
     document = into_document(f"before{begin}old{end}after", "new")
