@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from functools import partial
 from types import ModuleType
 
 from warpwatch.hooks.import_watcher import ImportWatcher
@@ -11,16 +10,12 @@ from warpwatch.hooks.import_watcher import ImportWatcher
 def test_two_watchers_of_one_module_both_see_its_import(tmp_path, monkeypatch):
     (tmp_path / "imported_by_two.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    seen: list[str] = []
-
-    def note(name: str, module: ModuleType) -> None:
-        seen.append(name)
-
-    for name in ("first", "second"):
+    seen: list[ModuleType] = []
+    for _ in range(2):
         watcher = ImportWatcher()
-        watcher.want("imported_by_two", partial(note, name))
+        watcher.want("imported_by_two", seen.append)
         watcher.install()
-    importlib.import_module("imported_by_two")
+    module = importlib.import_module("imported_by_two")
     sys.modules.pop("imported_by_two")
-    assert sorted(seen) == ["first", "second"]
+    assert seen == [module, module]
     assert not any(isinstance(finder, ImportWatcher) for finder in sys.meta_path)

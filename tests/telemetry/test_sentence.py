@@ -9,17 +9,9 @@ from warpwatch_telemetry.anomalies import Anomaly, first_sentence, sentence
 BEGIN = 1_700_018_000.0
 SINCE = "since 03:13 UTC on 15 Nov"
 OFF_THE_BUS = Anomaly(
-    time=BEGIN,
-    severity="critical",
-    summary="XID 79 (GPU has fallen off the bus); look at the GPU",
-    job="llama-70b",
-    owner="ns/team",
-    rank=1234,
-    device="GPU-1",
-    gpu=2,
-    id="a1",
-    kind="xid",
-)
+    time=BEGIN, severity="critical", summary="XID 79 (GPU has fallen off the bus); look at the GPU",
+    job="llama-70b", owner="ns/team", rank=1234, device="GPU-1", gpu=2, id="a1", kind="xid",
+)  # fmt: skip
 
 
 def test_a_sentence_has_cause_place_owner_and_begin(cases: Cases) -> None:

@@ -105,6 +105,9 @@ def test_each_situation_has_the_diagnosis_of_the_golden_file(tmp_path, golden):
     found["on nodes"] = diagnose_stacks(paths, {2: STOPPED}, {1: "gpu-1", 2: "gpu-2"})
     backward = in_step(tmp_path, CASES["situations"]["backward alone"])
     found["backward probably waits"] = diagnose_stacks(backward, missing={1: STOPPED})
+    slow = place(tmp_path, 2, STEP, (LIBRARY + "ssl.py", 9, "read"))
+    paths = [stack(tmp_path, 0, REDUCE), slow]
+    found["a slow front end"] = diagnose_stacks(paths, front_end=2)
     golden("diagnosis/stacks.json", json.dumps(found, indent=1).encode())
 
 
@@ -134,12 +137,3 @@ def test_a_line_that_cannot_be_one_is_line_zero(tmp_path, line):
     path.write_text(path.read_text().replace('"line": 41', f'"line": {line}'))
     said = diagnose_stacks([path])["summary"]
     assert said.endswith("rank 0 is in wait_for_lock (train.py:0)")
-
-
-def test_the_line_in_which_a_slow_front_end_is_gets_named(tmp_path):
-    files = [stack(tmp_path, 0, REDUCE), place(tmp_path, 2, STEP, (LIBRARY + "ssl.py", 9, "read"))]
-    found = diagnose_stacks(files, front_end=2)
-    assert (found["verdict"], found["findings"][0]["rank"]) == ("blocked_front_end", 2)
-    assert found["summary"] == (
-        "rank 2 is in step (train.py:41): meanwhile its event loop handles no request and no token"
-    )
