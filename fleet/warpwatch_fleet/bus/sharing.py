@@ -167,6 +167,7 @@ class Shares:
     def to_give(self, own: Mapping[int, float], busy: Collection[int] = ()) -> list[int]:
         """Return the partitions that others should have, so that the most loaded has least.
 
+        It gives at most what it has above the mean: other workers give to an idle one, too.
         busy: the partitions that stay.
         """
         sums = {name: sum(loads.values()) for name, loads in self.others().items()}
@@ -180,7 +181,7 @@ class Shares:
         while left:
             name = min(sums, key=lambda one: sums[one])
             best = _best(left, load, sums[name])
-            if sums[name] + left[best] >= load:
+            if sums[name] + left[best] >= load or load - left[best] / 2 < fair:
                 break
             moved = left.pop(best)
             load, sums[name] = load - moved, sums[name] + moved

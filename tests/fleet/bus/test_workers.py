@@ -249,6 +249,7 @@ async def test_a_session_is_one_of_all_workers_and_a_users_17th_ends_the_first(p
 
 
 REST = dict.fromkeys(range(4, 64), 0.0)
+HALF = dict.fromkeys(range(32, 64), 1.0)
 # One partition of load 1 is free, a quarter of it for each worker.
 OTHERS = {
     name: dict.fromkeys(range(n, n + 16), 1.0) for n, name in ((1, "b"), (17, "c"), (33, "d"))
@@ -263,6 +264,8 @@ OTHERS = {
         # A loaded worker hands over to an idle one, one partition at a time.
         ({"b": REST}, {0: 1.0, 1: 1.0, 2: 8.0, 3: 6.0}, None, [2]),
         ({"b": REST | {4: 7.0}}, {0: 1.0, 1: 1.0, 2: 4.0, 3: 1.0}, None, []),
+        # Others give to an idle one, too.
+        ({"b": {}, "c": dict.fromkeys(range(32), 1.0)}, HALF, None, [*range(32, 43)]),
         # Free partitions come first.
         ({"b": {}}, {0: 1.0, 1: 1.0, 2: 8.0, 3: 6.0}, None, []),
         # A worker takes free partitions up to its share, and one if it is the least loaded.
