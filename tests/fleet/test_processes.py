@@ -124,7 +124,6 @@ def test_a_fleet_whose_bus_does_not_close_ends(tmp_path, stack, monkeypatch):
     (left,) = (thread for thread in threading.enumerate() if thread.name == "follow")
     assert left.daemon
     is_over.set()
-    left.join()
 
 
 def test_two_workers_answer_as_one(tmp_path, stack):
