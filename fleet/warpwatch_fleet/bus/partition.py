@@ -109,6 +109,7 @@ class Partition:
         self.number = number
         self.load = 0.0
         self._lines = 0
+        self._measured_until = 0.0
         self.readers: Sequence[StreamReader] = ()
         self._cluster = cluster
         self._bucket = bucket
@@ -163,11 +164,16 @@ class Partition:
                 self._cluster.uncommitted.pop(change.anomaly.id, None)
             self._uncommitted.clear()
 
-    def measure(self, since_s: float) -> None:
-        """Take the lines of the last ``since_s`` seconds into the load, if they are new."""
-        lines, self._lines = self._lines, 0
-        if not self._is_catching_up:
-            self.load = FORGETTING * self.load + (1 - FORGETTING) * lines / since_s
+    def measure(self) -> None:
+        """Take the new lines since the last call into the load.
+
+        It is their number per second of the stream: what had to wait is read in a hurry.
+        """
+        passed_s = self.time - self._measured_until
+        if passed_s > 0.0:
+            earlier = FORGETTING**passed_s
+            self.load = earlier * self.load + (1 - earlier) * self._lines / passed_s
+            self._lines, self._measured_until = 0, self.time
 
     def note_silent(self) -> None:
         """Note which nodes are silent, end the ranks of those silent for long, and forget these."""
@@ -200,6 +206,8 @@ class Partition:
             self.time = max(self.time, message.at - (BEHIND_S if of_node else 0.0))
             self._is_catching_up = message.at < self._started_at
             self._cluster.is_catching_up = self._is_catching_up
+            if self._is_catching_up:
+                self._lines, self._measured_until = 0, self.time
             node = self._node(who, of_node)
             if node is not None and self._is_new(node.target.address, batch):
                 self._feed(node, message.content, message.at)
@@ -231,8 +239,7 @@ class Partition:
     def _feed(self, node: Node, content: bytes, at: float) -> None:
         try:
             lines = unpack(content)
-            # What is read again comes as fast as it can be read.
-            self._lines += 0 if self._is_catching_up else len(lines)
+            self._lines += len(lines)
             self._cluster.feed(node.target.address, lines, at)
         except ValueError:
             node.refused["unreadable"] += 1

@@ -173,7 +173,7 @@ class BusSource(FleetSource):
 
     async def _greet(self) -> None:
         for partition in self._held.values():
-            partition.measure(SHARE_INTERVAL_S)
+            partition.measure()
         try:
             greeting = Greeting(self.worker, self._loads())
             await self.bus.send(_HELLO, msgspec.msgpack.encode(greeting))
