@@ -174,6 +174,9 @@ class Partition:
             earlier = FORGETTING**passed_s
             self.load = earlier * self.load + (1 - earlier) * self._lines / passed_s
             self._lines, self._measured_until = 0, self.time
+        elif not (self._is_catching_up or self._cluster.jobs_of(self.number)):
+            # Its stream may stand still from now on.
+            self.load = 0.0
 
     def note_silent(self) -> None:
         """Note which nodes are silent, end the ranks of those silent for long, and forget these."""

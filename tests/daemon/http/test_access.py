@@ -222,8 +222,7 @@ def test_without_a_session_programs_get_an_error_that_names_both_ways(tcp):
     assert (answer.status_code, reason(answer)) == (401, "token_needed")
     detail = answer.json()["error"]["detail"]
     assert "`warpwatch page`" in detail and "Authorization: Bearer" in detail
-    wrong = tcp.get("/api/v1/jobs", headers=bearer("correct")).json()["error"]["detail"]
-    assert wrong == "the token is not that in the file token_file of this process"
+    assert "not that in the file" in tcp.get("/api/v1/jobs", headers=bearer("correct")).text
     # A browser gets the login instead, at any address.
     report = tcp.get(REPORT, headers={"Accept": "text/html,*/*"})
     assert (report.status_code, "Sign in" in report.text) == (401, True)

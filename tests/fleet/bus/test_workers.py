@@ -264,7 +264,6 @@ OTHERS = {
         # A loaded worker hands over to an idle one, one partition at a time.
         ({"b": REST}, {0: 1.0, 1: 1.0, 2: 8.0, 3: 6.0}, None, [2]),
         ({"b": REST | {4: 7.0}}, {0: 1.0, 1: 1.0, 2: 4.0, 3: 1.0}, None, []),
-        # Others give to an idle one, too.
         ({"b": {}, "c": dict.fromkeys(range(32), 1.0)}, HALF, None, [*range(32, 43)]),
         # Free partitions come first.
         ({"b": {}}, {0: 1.0, 1: 1.0, 2: 8.0, 3: 6.0}, None, []),
