@@ -156,11 +156,12 @@ class Bus:
 
     async def connect(self) -> None:
         """Connect, waiting for the server. Raises UsageError for files that cannot be used."""
-        import nats
+        from nats.aio.client import Client
 
         if self._client is not None:
             reason = self._client.last_error
             logger.warning("the bus %s: connecting again: %s", self._config.url, reason)
+            await self.close()
         config = self._config
         security: dict[str, Any] = {"tls": config.context("bus")} if _is_tls(config) else {}
         if config.credentials_file is not None:
@@ -175,7 +176,9 @@ class Bus:
             self._complaint.clear()
             logger.info("the bus %s: connected again", config.url)
 
-        self._client = await nats.connect(
+        # Known before it connects, so that an attempt that is cancelled is closed as well.
+        self._client = Client()
+        await self._client.connect(
             str(config.url), name=self._name, inbox_prefix=f"{INBOX}.{self._name}",
             error_cb=complain, reconnected_cb=clear, max_reconnect_attempts=-1,
             reconnect_time_wait=RECONNECT_S, connect_timeout=CONNECT_TIMEOUT_S,

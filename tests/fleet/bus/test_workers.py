@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import math
 import time
 from collections import Counter
@@ -127,6 +128,7 @@ def on_the_bus(test: Callable[[Play], Awaitable[None]]) -> Callable[[NatsServer,
 
     def run(server: NatsServer, tmp_path: Path) -> None:
         asyncio.run(whole(Play(server, tmp_path)))
+        gc.collect()  # a connection that was left open is an error of this test
 
     return run
 
@@ -601,6 +603,19 @@ async def test_no_old_clock_waits_for_a_server_that_is_away_and_readers_go_on(pl
     await reader.start()
     await until(lambda: received[2:], reader.check)
     assert received == [b"first", b"new", b"last"]
+
+
+@on_the_bus
+async def test_an_attempt_to_connect_that_is_given_up_leaves_nothing_open(play: Play) -> None:
+    for turns in range(40):
+        bus = Bus(play.fabric.config, "agent.early")
+        connecting = asyncio.create_task(bus.connect())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        await bus.close()
+    await play.agents[0].bus.connect()
 
 
 @on_the_bus
