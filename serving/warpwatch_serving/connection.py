@@ -285,14 +285,14 @@ class Connections:
             accepted.close()
             return
         slot = Slot(peer)
-        self.tasks[slot] = asyncio.create_task(self._serve(slot, accepted))
-        self.tasks[slot].add_done_callback(lambda _: self.tasks.pop(slot, None))
+        task = self.tasks[slot] = asyncio.create_task(self._serve(slot, accepted))
+        task.add_done_callback(lambda _: self.tasks.pop(slot, None))
+        task.add_done_callback(lambda _: accepted.close())  # also if it never began
 
     async def _serve(self, slot: Slot, accepted: socket.socket) -> None:
         try:
             reader, writer = await slot.wait(self._open(slot.peer, accepted), HEAD_TIMEOUT_S)
         except OSError:
-            accepted.close()
             return
         try:
             await HttpStream(slot, self.app, reader, writer).serve(self.rates)

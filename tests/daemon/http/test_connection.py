@@ -225,6 +225,18 @@ def test_a_client_beyond_16_takes_the_place_of_the_one_that_is_waited_for_longes
     assert site.open == 17
 
 
+def test_a_client_that_comes_as_the_server_stops_is_closed(site: Site) -> None:
+    ours, theirs = socket.socketpair()
+
+    async def accept_and_stop() -> None:
+        site.connections.serve(theirs, ONE)
+        await site.connections.close(1.0)
+
+    site.loop.run_until_complete(accept_and_stop())
+    ours.close()
+    assert theirs.fileno() == -1
+
+
 def test_a_client_beyond_16_that_are_all_answered_is_closed(site: Site) -> None:
     for _ in range(16):
         site.ask(site.connect(), b"never")
