@@ -125,7 +125,7 @@ def test_an_error_of_the_profiler_is_the_one_answer(trained, method):
     trained.works(f"{id}-2")
     ends = [name for name in trained.names(id) if name != "capture_started"]
     assert ends == ["capture_armed", "capture_failed"]
-    assert not [name for name in trained.files() if name.endswith(".tmp")]
+    eventually(lambda: not [name for name in trained.files() if name.endswith(".tmp")])
 
 
 @pytest.mark.parametrize("kind", ["torch", "memory"])
