@@ -270,7 +270,7 @@ class Partition:
 
     async def _advance(self, everything: bool) -> list[Change]:
         cluster = self._cluster
-        with cluster.lock:
+        with self._cluster.lock:
             changes = list(self._uncommitted)
             jobs = cluster.jobs_of(self.number)
             changed = {change.anomaly.job_id for change in changes}
@@ -285,7 +285,7 @@ class Partition:
         if saved or changes or is_forgotten or len(pending) != len(self._head.pending):
             pending += tuple(Effect(self.time, change) for change in changes)
             await self._put_head(tuple(self._stored.values()), pending, self._revision)
-            with cluster.lock:
+            with self._cluster.lock:
                 for change in changes:
                     cluster.uncommitted.pop(change.anomaly.id, None)
                 del self._uncommitted[: len(changes)]

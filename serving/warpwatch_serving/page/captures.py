@@ -134,11 +134,8 @@ def describe(capture: Capture) -> Explanation:
     verdict = text(diagnosis.get("verdict", NO_VALUE), 40).replace("_", " ")
     finding = _first_finding(diagnosis)
     share = finding.get("share")
-    explains = (
-        f"{percent(share)} of the step window"
-        if isinstance(share, int | float) and share > 0 and finding.get("kind") != "healthy"
-        else ""
-    )
+    has_share = isinstance(share, int | float) and share > 0
+    explains = f"{percent(share)} of the step window" if has_share else ""
     summary = text(diagnosis.get("summary") or explains, 240)
     return Explanation(verdict, summary, text(finding.get("advice") or "", 300))
 
