@@ -16,6 +16,7 @@ def golden_report(golden_case: Callable[..., None]) -> Reported:
 
     def compare(engine: Detection, *name: str) -> None:
         lines = [line("anomaly", one) for one in (*engine.history, *engine.active)]
+        lines += [line("explained", one) for one in engine.suppressed]
         for kind, statuses in engine.statuses().items():
             lines += [line(kind, status) for status in statuses]
         golden_case("".join(lines), *name)

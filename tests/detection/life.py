@@ -32,7 +32,9 @@ class Life:
         whole |= {"severity": "warning", "summary": summary or kind.replace("_", " ")} | about
         return self.apply(kind, Detected(EPOCH_S + at, **whole))
 
-    def fine(self, kind: str, at: float, **about: Any) -> list[Anomaly]:
+    def fine(self, kind: str, at: float, job: str = "", **about: Any) -> list[Anomaly]:
+        if job:
+            about["job_id"] = JobId("", job, "")
         return self.apply(kind, Cleared(EPOCH_S + at, **about or {"job_id": LLAMA}))
 
     def apply(self, kind: str, result: DetectorResult) -> list[Anomaly]:
@@ -47,7 +49,7 @@ class Life:
         """As "0 straggler 3; 5 hang; 9 xid GPU-3 critical 79; 60 fine hang; 700 expire; 9 end".
 
         After the seconds and kind come rank or device, severity and value, each if there is one,
-        and other fields as "step=7", with "_" for a space.
+        and other fields as "step=7", with "_" for a space. "only" has the kinds that go on.
         """
         for part in story.split("; "):
             at, kind, *rest = part.split()
@@ -65,6 +67,10 @@ class Life:
                     about["severity"] = word
             if kind == "fine":
                 self.fine(rest[0], float(at), **about)
+            elif kind == "only":
+                self._changed(
+                    self.register.end_other_kinds(set(rest), EPOCH_S + float(at), ", anew")
+                )
             elif kind == "expire":
                 self._changed(self.register.expire(EPOCH_S + float(at)))
             elif kind == "end":

@@ -1,5 +1,6 @@
 """Synthetic telemetry: what the detector tests feed, in event time from a fixed epoch."""
 
+import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
 from warpwatch_detection.job_steps import JobSteps
 from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.log import Decoder
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Step
 
 EPOCH_S = 1_700_000_000.0
@@ -163,6 +165,37 @@ def lived(job: Job, engine: Detection, story: str, **others: Extra) -> list[Anom
         assert kinds_of(engine.active) == expected, part
         found += new
     return found
+
+
+def made(rows: Iterable[dict[str, Any]]) -> Iterator[Record | str]:
+    """Yield the records of rows as a log has them, of llama if no job is given.
+
+    A row has ``times`` records, ``every`` second one, of each of ``ranks``; "5+2" is 5, then 7. A
+    row with ``do`` yields its word, after so many seconds.
+    """
+    now, decoder = EPOCH_S, Decoder()
+    for row in rows:
+        every, ranks = row.get("every", 1.0), row.get("ranks", [row.get("rank")])
+        for number in range(row.get("times", 1)):
+            now += every
+            if "do" in row:
+                yield f"{row['do']} {now}"
+                continue
+            for rank in ranks:
+                fields = {"job": "llama", **grown(row, number, rank), "time": now, "rank": rank}
+                for word in ("every", "ranks", "times"):
+                    fields.pop(word, None)
+                yield decoder.decode(fields)
+
+
+def grown(value: Any, number: int, rank: int | None) -> Any:
+    """Return the value of a row's record ``number``, with the rank for {}."""
+    if isinstance(value, dict):
+        return {key: grown(one, number, rank) for key, one in value.items()}
+    if not isinstance(value, str):
+        return value
+    begin, plus, each = value.partition("+")
+    return json.loads(begin) + number * json.loads(each) if plus else value.format(rank)
 
 
 def joined(records: Iterable[Record]) -> list[JobStep]:

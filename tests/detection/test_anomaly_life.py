@@ -1,5 +1,6 @@
 """An anomaly's life: opened once, updated, explained, closed when it is over, and continued."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def test_what_is_active_is_what_lasts(name, golden_case):
 
 @pytest.mark.parametrize(
     ("begin_step", "values", "raised_after"),
-    [(499, (0.3, 0.2, 0.1, 0.05), None), (499, (0.3, 0.2, 0.3, 0.4), 4), (501, (0.3,), 1)],
+    [(500, (0.3, 0.2, 0.1, 0.05), None), (499, (0.3, 0.2, 0.3, 0.4), 4), (501, (0.3,), 1)],
 )
 def test_spikes_that_began_before_a_cause_was_over_are_its_effect_unless_they_go_on(
     begin_step, values, raised_after
@@ -97,10 +98,14 @@ def test_a_devices_anomaly_gets_its_job_and_rank():
     (throttled,) = life.found("thermal_throttle", 0, device="GPU-3")
     assert (throttled.job, throttled.rank, throttled.device) == ("llama", 3, "GPU-3")
     (unused,) = life.found("thermal_throttle", 0, device="GPU-9")
-    assert (unused.job, unused.rank) == (None, None)
+    assert (unused.job, unused.rank, unused.gpu) == (None, None, None)
+    life.rank_devices.indices["GPU-9"] = 9
+    assert [one.gpu for one in life.found("thermal_throttle", 1, device="GPU-9")] == [9]
     life.rank_devices.jobs[LLAMA][5].device = "GPU-4"
     (shared,) = life.found("thermal_throttle", 0, device="GPU-4")
     assert (shared.job, shared.rank) == ("llama", None)
+    # Nor does the slow rank that it explains make it one of that rank alone.
+    assert [one.rank for one in life.found("straggler", 1, rank=4)] == [None]
     # Two ranks of another job are on it now.
     bert = {rank: LiveRank(device="GPU-3") for rank in (0, 1)}
     for jobs, job, rank in (({}, "llama", 3), ({JobId("", "bert", ""): bert}, "bert", None)):
@@ -130,8 +135,10 @@ def test_an_owner_with_many_anomalies_leaves_room_for_those_of_others(monkeypatc
     life = Life()
     for number in range(5):
         life.found("hang", number, job=f"job-{number}", owner="uid/7")
+        life.found("crash", number, job=f"job-{number}")
     life.found("hang", 6, job="job-0", owner="ns/team")
-    assert [one.owner for one in life.register.active] == ["uid/7", "uid/7", "uid/7", "ns/team"]
+    owners = Counter(one.owner for one in life.register.active)
+    assert owners == {"uid/7": 3, "ns/team": 1, "": 5}
     assert life.register.refused == 2
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from tests.cases import cases as tables
 from tests.conftest import Cases
-from tests.detection.streams import Extra, Job, detection, fed, on
-from warpwatch_detection.anomalies.core_contention import users_text
+from tests.detection.life import LLAMA, Life
+from tests.detection.streams import EPOCH_S, Extra, Job, detection, fed, on
+from warpwatch_detection.anomalies.core_contention import forget, observe, users_text
 from warpwatch_detection.anomalies.snapshot import Snapshot, restore, save
 from warpwatch_detection.replay import LogReplay
 from warpwatch_telemetry.anomalies import Anomaly
@@ -58,6 +59,7 @@ def found(records: Iterable[Record]) -> Anomaly:
 CALM = shares(core_wait_share=0.02)
 NO_CORE: dict[str, Any] = {"core_wait_share": 0.38, "core_users": [HOG]}
 STORIES = tables(__file__)
+POLLS = STORIES.pop("polls")
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -70,6 +72,23 @@ def test_the_evidence_is_what_the_looks_say(name: str) -> None:
     assert (anomaly.kind, anomaly.rank) == (kind, ranks)
     assert anomaly.evidence == evidence
     assert anomaly.summary.endswith(f"; {evidence[0]}") if evidence else ";" not in anomaly.summary
+
+
+@pytest.mark.parametrize("name", POLLS)
+def test_the_evidence_is_of_recent_polls_of_ranks_that_live(name: str) -> None:
+    life, evidence = Life(), []
+    cores = life.register.state.cores
+    for at, what, rank, *detail in POLLS[name]["rows"]:
+        if what == "poll":
+            event = RankEvent(EPOCH_S + at, "llama", rank, "process", *detail)
+            observe(cores, event, life.rank_devices)
+        elif what == "end":
+            forget(cores, LLAMA, rank)
+        elif what == "fine":
+            life.fine("straggler", at)
+        else:
+            evidence += [list(one.evidence) for one in life.found("straggler", at, rank=rank)]
+    assert evidence == POLLS[name]["evidence"]
 
 
 def test_a_log_says_the_same_and_evidence_outlives_a_restart_of_the_daemon() -> None:

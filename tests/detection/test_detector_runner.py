@@ -1,12 +1,12 @@
 """One detector that fails costs no other its records and deadlines."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from tests.detection.streams import EPOCH_S
+from tests.detection.streams import EPOCH_S, alone
 from warpwatch_detection.detector import (
     Detector,
     DetectorResult,
@@ -81,3 +81,15 @@ def test_a_detector_that_failed_at_a_deadline_is_not_asked_for_it_again() -> Non
         if alone.deadline <= EPOCH_S + second:
             alone.expire(EPOCH_S + second, float)
     assert failing.asked == 1
+
+
+def test_a_status_has_its_end_once_and_a_blind_rank_makes_its_job_blind(monkeypatch):
+    seen: dict[str, Any] = {"job": "llama", "owner": "uid/7", "run": "r1", "effect": 0.2}
+    one = DetectorStatus("fine", "text", **seen, sees=0.1, nearest=0.5, nearest_step=0)
+    assert one.text == "text; came to 0.50 of its limit at step 0; sees 10% and more"
+    assert (replace(one).text, one.job_id) == (one.text, JobId("uid/7", "llama", "r1"))
+    engine = alone("hang")
+    blind, unknown = replace(one, sees=0.3), replace(one, sees=None, effect=None, blind=True)
+    for statuses in ((one, blind), (blind, one), (one, unknown), (replace(one, job=None), unknown)):
+        monkeypatch.setattr(engine.runner.detectors[0], "statuses", statuses.__iter__)
+        assert [(sight.owner, sight.blind) for sight in engine.sensitivities()] == [("uid/7", True)]

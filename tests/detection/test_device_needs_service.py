@@ -156,5 +156,6 @@ def test_a_new_daemon_finds_it_in_the_kernel_log_unless_the_driver_asks_for_noth
 def test_other_kinds_end_by_themselves():
     gpus, engine = Gpus(), alone("device_lost")
     fed(engine, [*gpus.read(), *gpus.changed(reason="lost").read()])
-    with pytest.raises(Refused, match="device_lost ends when it is over"):
+    with pytest.raises(Refused, match="device_lost ends when it is over") as refused:
         engine.resolve(engine.active[0].id, gpus.time, "uid 0")
+    assert refused.value.reason == "ends_by_itself"

@@ -69,3 +69,4 @@ def test_it_explains_slow_communication_of_a_job_that_goes_beyond_the_node(beyon
         kinds = {one.kind: one.summary for one in life.register.active}
         assert kinds.keys() == {"network_errors", *([] if beyond else ["comm_slow"])}
         assert (f"in llama {slow}" in kinds["network_errors"]) == beyond
+        assert not beyond or life.register.active[-1].job == "llama"

@@ -8,12 +8,15 @@ import pytest
 from tests.cases import cases
 from tests.detection.streams import EPOCH_S, Job, kinds_of, slow_rank
 from warpwatch_daemon.cli.replay import LogReader, read_lines
+from warpwatch_detection.detectors.hang import Hang
 from warpwatch_detection.replay import LogReplay
 
 
-@pytest.mark.parametrize("until", [300, EPOCH_S + 50])
-def test_a_replay_stops_before_a_step_or_a_time(until: float) -> None:
-    assert list(LogReplay().run(slow_rank(300, 200), until=until)) == []
+@pytest.mark.parametrize(("until", "step"), [(300, 300), (EPOCH_S, None)])
+def test_a_replay_stops_before_a_step_or_a_time(until: float, step: int | None) -> None:
+    records = slow_rank(300, 200)
+    assert list(LogReplay().run(records, until=until)) == []
+    assert (getattr(record := next(records), "step", None), record.rank) == (step, 1)
     # The steps of another job do not count.
     found = LogReplay().run(slow_rank(300, 200), until=until, job="other")
     assert len(list(found)) == (until == 300)
@@ -33,12 +36,19 @@ def test_what_a_replay_found_is_kept_with_its_end_and_its_last_status() -> None:
 
 def test_what_a_cause_explains_is_found_as_suppressed() -> None:
     job = Job(ranks=2, step_s=0.5, noise=0.02)
-    records = [*job.steps(300), *job.steps(100, wait=lambda *_: 0.3)]
-    records += job.steps(100, wait=lambda *_: 0.3, compute=lambda *_: 0.2)
-    replay = LogReplay(explain=True)
-    assert [anomaly.kind for anomaly in replay.run(records)] == ["data_stall"]
-    reported = {(one.kind, one.cause) for one in replay.suppressed()}
-    assert ("step_regression", "data_stall") in reported
+    records, replay = [], LogReplay(explain=True)
+    for _ in range(2):
+        records += [*job.steps(600), *job.steps(100, wait=lambda *_: 0.3)]
+        records += job.steps(100, wait=lambda *_: 0.3, compute=lambda *_: 0.2)
+    assert [anomaly.kind for anomaly in replay.run(records)] == ["data_stall", "data_stall"]
+    reported = [(one.kind, one.cause) for one in replay.suppressed()]
+    assert reported.count(("step_regression", "data_stall")) == 2
+
+
+def test_a_replay_raises_the_error_of_a_detector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hang, "observe", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(LogReplay().run(slow_rank(1, 1)))
 
 
 LOGS = Path(__file__).with_name("logs")

@@ -205,10 +205,15 @@ def test_seconds_of_an_unknown_job_are_ignored():
     assert all(not getattr(d.state, "jobs", {}) for d in engine.runner.detectors)
 
 
-def test_seconds_with_impossible_sums_are_ignored():
-    engine = detection()
-    odd = seconds(20, inter_token={3: 5}, inter_token_s=float("inf"), running=1)
-    assert opened(engine, [seen(), *odd, *seconds(5, 20, iterations={"decode": (1, 1e308)})]) == []
+def test_seconds_with_impossible_sums_and_such_steps_are_ignored():
+    engine = alone("queue_growth", "hang")
+    for name in ("first_token", "inter_token", "queue", "comm", "idle", "interval"):
+        opened(engine, [seen(), *seconds(2, 20, waiting=9, **{f"{name}_s": float("inf")})])
+    opened(
+        engine, seconds(5, 20, running=1, iterations={"decode": (1, 1e308), "mixed": (1, 1e308)})
+    )
+    opened(engine, (Step(EPOCH_S, "chat", 0, 1, float(took_s)) for took_s in (-1, "inf", "nan")))
+    assert all(not detector.state.jobs for detector in engine.runner.detectors)
 
 
 def test_seconds_of_a_server_are_joined_into_their_mean_iterations():

@@ -1,9 +1,6 @@
 """Summaries of runs: figures, files, restarts, copies, and comparison."""
 
 import json
-import random
-import statistics
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.cases import cases
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.remote_store import RemoteStore
 from warpwatch_daemon.history.runs import RunFiles, RunTable, RunUploads, key_of
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.register import Change
-from warpwatch_detection.runs import RunFigures, StepHistogram, compare
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId, RunSummary
@@ -91,28 +86,6 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_percentiles_are_right_to_one_percent_however_steps_are_spread():
-    source = random.Random(0)
-    for spread in (0.01, 1.0):
-        histogram = StepHistogram()
-        steps_s = [source.lognormvariate(-1, spread) for _ in range(5_000)]
-        for step_s in steps_s:
-            histogram.add(step_s)
-        cut = statistics.quantiles(steps_s, n=20)
-        assert histogram.percentile(0.5) == pytest.approx(cut[9], rel=0.01)
-        assert histogram.percentile(0.95) == pytest.approx(cut[18], rel=0.01)
-
-
-def test_steps_of_any_length_take_no_more_memory():
-    histogram = StepHistogram()
-    for duration_s in (0.0, 1e-300, 1e9):
-        histogram.add(duration_s)
-    assert histogram.count == 3
-    assert histogram.percentile(0.0) is not None
-    assert StepHistogram().put({-1: 5, 10**9: 5, 3: -1}) == 0
-    assert StepHistogram().percentile(0.5) is None
-
-
 def test_a_run_is_summed_up_while_it_goes_on(node, golden):
     about: dict[str, Any] = {"id": "a1", "time": BEGAN, "severity": "warning", "summary": ""}
     anomaly = Anomaly(kind="straggler", **about, **JOB.fields())
@@ -150,17 +123,6 @@ def test_a_run_that_goes_on_is_written_once_a_minute(node):
         node.runs.write()
         written.append(json.loads(path.read_text())["time"] - BEGAN)
     assert written == [2, 2, 61]
-
-
-def test_what_is_no_training_step_counts_for_nothing(node):
-    node.train(range(120))
-    before = node.run()
-    node.train(range(120, 160), 30.0, profiled=True)
-    node.train(range(160, 200), 30.5, phases_s={"eval": 20.0, "checkpoint": 10.0, "forward": 0.2})
-    after = node.run()
-    assert after.judged_steps == before.judged_steps + 80
-    assert after.step_p95_s == pytest.approx(0.5, rel=0.01)
-    assert set(after.phases_s) == {"forward", "backward", "other"}
 
 
 def test_a_run_ends_with_its_ranks_and_is_on_disk(node):
@@ -325,57 +287,6 @@ def test_a_summary_is_copied_at_the_end_and_each_ten_minutes(tmp_path):
     assert upload() == 3
 
 
-def run_of(phases_s: Mapping[str, float], step_s: float, **changes: object) -> RunSummary:
-    figures = RunFigures()
-    for number in range(200):
-        figures.add(step(number, step_s, phases_s=phases_s))
-    fields = {"world_size": 8, **figures.fields(1), **changes}
-    return replace(summary(0), **fields)
-
-
-def test_a_comparison_names_the_phase_that_grew_and_what_makes_runs_different(golden):
-    before = run_of({"forward": 0.2, "backward": 0.25}, 0.5)
-    after = run_of({"forward": 0.3, "backward": 0.21}, 0.6)
-    old = run_of({}, 0.5, gpu_model="NVIDIA A100", world_size=4)
-    new = run_of({}, 0.4, gpu_model="NVIDIA H100", tokens_per_step=2000.5)
-    found = (compare(before, after), compare(old, new))
-    told = [(one.step_ratio, one.phases, one.grown, one.differs) for one in found]
-    golden("history/comparisons.json", rounded(told))
-
-
-def served(version_s: float, decoding: int, prompts: int) -> RunSummary:
-    """A server that decodes in ``version_s`` for each request, and computes prompts in half."""
-    figures = RunFigures()
-    about: dict[str, Any] = {"step_clock": "iteration()", "phases_s": {}, "kv_tokens": 100}
-    for number in range(600):
-        work = (decoding, 0) if number % 4 else (0, prompts)
-        took_s = version_s * (work[0] or 0.5)
-        about |= {"class": "decode", "decode_requests": work[0], "prefill_tokens": work[1]}
-        figures.add(step(number, took_s, **about))
-        figures.add_second(
-            Serve(BEGAN + number, "chat", first_token={3: 2}, first_token_s=2 * took_s)
-        )
-    return replace(summary(0), step_clock="iteration()", **figures.fields(1))
-
-
-def test_servers_are_compared_at_equal_work_and_by_latency():
-    before, after = served(0.01, 8, 500), served(0.012, 8, 500)
-    found = compare(before, after)
-    assert found.step_ratio == pytest.approx(1.2)
-    (first,) = found.latencies
-    assert first.phase == "first_token"
-    # Three quarters of the tokens took 0.08 s, the others 0.005 s.
-    assert (first.before_s, first.after_s) == pytest.approx((0.06125, 1.2 * 0.06125))
-    # Larger batches take longer; only the prompts are the same work.
-    busier = compare(before, served(0.01, 32, 500))
-    assert busier.step_ratio == pytest.approx(1.0)
-    assert busier.differs == ()
-    assert compare(before, served(0.01, 32, 900)).step_ratio is None
-    continued = RunFigures(before, after).fields(1)
-    assert continued["works"].keys() == before.works.keys()
-    assert continued["latencies"]["first_token"][0] == 2400
-
-
 def kept(number: int, step_s: float = 0.5, **changes: Any) -> RunSummary:
     """A run of the node's job that ended before, with 200 steps of each rank."""
     first = BEGAN - 1000 + number
@@ -406,21 +317,6 @@ def said(node: Node, *before: RunSummary) -> list[float] | None:
 def test_a_run_is_compared_with_the_last_ones_of_its_kind(node):
     runs = [kept(number, 0.4 + number / 100) for number in range(7)]
     assert said(node, *runs) == pytest.approx([0.46, 0.45, 0.44, 0.43, 0.42])
-
-
-@pytest.mark.parametrize("other", cases(__file__)["other_kinds"])
-def test_runs_of_another_kind_say_nothing_of_it(node, other):
-    assert said(node, kept(1, **other)) is None
-    assert said(node, kept(2)) == [0.5]
-
-
-def test_what_three_runs_in_a_row_have_been_is_how_the_job_is_now(node):
-    slow = {"run_regression": 1}
-    runs = [kept(1), kept(2, 0.6, anomalies=slow), kept(3, 0.62, anomalies=slow)]
-    assert said(node, *runs) == [0.5]
-    assert said(node, kept(4, 0.61, anomalies=slow)) == [0.61, 0.62, 0.6]
-    # It stays so once a run is not found slow any more.
-    assert said(node, kept(5, 0.63)) == [0.63, 0.61, 0.62, 0.6]
 
 
 def test_steps_of_a_server_are_iterations():
