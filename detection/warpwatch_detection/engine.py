@@ -121,7 +121,7 @@ class Detection:
         put_off = self._resumption.put_off if self._resumption else float
         changes: list[Change] = []
         while True:
-            now = min(put_off(self.runner.deadline), self.register.deadline)
+            now = min(self.runner.deadline(put_off), self.register.deadline)
             if now > until or now == NEVER:
                 return changes
             changes += self.register.expire(now)

@@ -106,6 +106,9 @@ def test_a_devices_anomaly_gets_its_job_and_rank():
     assert (shared.job, shared.rank) == ("llama", None)
     # Nor does the slow rank that it explains make it one of that rank alone.
     assert [one.rank for one in life.found("straggler", 1, rank=4)] == [None]
+    # A rank of each of two jobs.
+    life.rank_devices.jobs[JobId("", "bert", "")] = {0: LiveRank(device="GPU-7")}
+    assert [one.job for one in life.found("thermal_throttle", 0, device="GPU-7")] == [None]
     # Two ranks of another job are on it now.
     bert = {rank: LiveRank(device="GPU-3") for rank in (0, 1)}
     for jobs, job, rank in (({}, "llama", 3), ({JobId("", "bert", ""): bert}, "bert", None)):

@@ -16,7 +16,7 @@ from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.ranks import LiveRank, RankDevices
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, JOB_KINDS, KINDS
-from warpwatch_telemetry.records import Clock, End, RankEvent, Record, Step
+from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
 
 
 def test_every_kind_has_a_detector_and_causes_are_kinds():
@@ -79,7 +79,9 @@ def test_of_more_jobs_than_the_bound_those_that_live_stay():
 def test_a_job_that_was_silent_for_long_makes_room_for_another():
     engine = detection()
     for number in range(256):
-        engine.feed(Step(EPOCH_S + (number != 7), f"job-{number:03}", 0, 0, 0.1))
+        engine.feed(Step(EPOCH_S + (number not in (3, 7)), f"job-{number:03}", 0, 0, 0.1))
+    # A process that is seen has not been silent.
+    engine.feed(RankSeen(EPOCH_S + 1, "job-003", 0))
     # Another rank of a job takes no place of one.
     engine.feed(Step(EPOCH_S + 599.8, "job-008", 1, 0, 0.1))
     engine.feed(Step(EPOCH_S + 599.9, "job-early", 0, 0, 0.1))
@@ -87,19 +89,25 @@ def test_a_job_that_was_silent_for_long_makes_room_for_another():
     assert engine.refused == {"anomalies": 0, "jobs": 2}
     remembered = snapshot.save(engine.parts())
     assert b"job-007" not in remembered and b"job-early" not in remembered
-    assert b"job-new" in remembered
+    assert b"job-new" in remembered and b"job-003" in remembered
     assert len(engine.state.ranks.jobs[Step(0.0, "job-008", 0, 0, 0.1).job_id]) == 2
 
 
-def test_an_owner_with_many_jobs_leaves_room_for_those_of_others():
-    engine = detection()
-    for number in range(256):
-        engine.feed(Step(EPOCH_S + number, f"job-{number}", 0, 1, 1.0, owner="uid/7"))
-    now = EPOCH_S + 256
-    for number in range(3):
-        engine.feed(Step(now + number, f"honest-{number}", 0, 1, 1.0, owner="ns/team"))
-    owners = Counter(job.owner for job in engine.state.ranks.jobs)
-    assert owners == {"uid/7": 253, "ns/team": 3}
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"ns/old": 1, "uid/7": 255}, {"ns/old": 1, "uid/7": 252, "ns/team": 3}),
+        # With one more it would have as many as the other has.
+        ({"ns/team": 127, "ns/old": 1, "uid/7": 128}, {"ns/team": 127, "ns/old": 1, "uid/7": 128}),
+    ],
+)
+def test_an_owner_with_many_jobs_leaves_room_for_those_of_others(before, after):
+    engine, names = detection(), (f"job-{number}" for number in range(1000))
+    for now, owner in enumerate(Counter(before).elements()):
+        engine.feed(Step(EPOCH_S + now, next(names), 0, 1, 1.0, owner=owner))
+    for now in range(256, 259):
+        engine.feed(Step(EPOCH_S + now, next(names), 0, 1, 1.0, owner="ns/team"))
+    assert Counter(job.owner for job in engine.state.ranks.jobs) == after
     assert engine.refused["jobs"] == 3
 
 

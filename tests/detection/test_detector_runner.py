@@ -13,6 +13,9 @@ from warpwatch_detection.detector import (
     DetectorRunner,
     DetectorStatus,
     KindResults,
+    Unjudged,
+    deviations,
+    rank_names,
 )
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
@@ -54,7 +57,7 @@ class Watching(Detector):
 
     def _fail(self, method: str) -> None:
         if method == self._fails:
-            raise ZeroDivisionError("a detector's mistake")
+            raise ZeroDivisionError(self.kind)
 
 
 def summaries(results: KindResults) -> list[tuple[str, str]]:
@@ -64,12 +67,12 @@ def summaries(results: KindResults) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("method", ["observe", "expire", "forget"])
 def test_a_detector_that_fails_blinds_no_other(method: str) -> None:
     failing, other = Watching("hang", fails=method), Watching("crash")
-    both = DetectorRunner([failing, other])
+    both = DetectorRunner([failing, other, Watching("xid", fails=method)])
     assert ("crash", "seen") in summaries(both.observe(Clock(EPOCH_S)))
     assert ("crash", "expired") in summaries(both.expire(EPOCH_S + 20, float))
     both.forget(JobId("", "llama", ""))
-    assert both.failures == {"hang": 1}
-    assert isinstance(both.pop_failure(), ZeroDivisionError)
+    assert both.failures == {"hang": 1, "xid": 1}
+    assert str(both.pop_failure()) == "hang"
     assert both.pop_failure() is None
 
 
@@ -78,7 +81,7 @@ def test_a_detector_that_failed_at_a_deadline_is_not_asked_for_it_again() -> Non
     alone = DetectorRunner([failing])
     for second in range(20):
         alone.observe(Clock(EPOCH_S + second))
-        if alone.deadline <= EPOCH_S + second:
+        if alone.deadline() <= EPOCH_S + second:
             alone.expire(EPOCH_S + second, float)
     assert failing.asked == 1
 
@@ -93,3 +96,12 @@ def test_a_status_has_its_end_once_and_a_blind_rank_makes_its_job_blind(monkeypa
     for statuses in ((one, blind), (blind, one), (one, unknown), (replace(one, job=None), unknown)):
         monkeypatch.setattr(engine.runner.detectors[0], "statuses", statuses.__iter__)
         assert [(sight.owner, sight.blind) for sight in engine.sensitivities()] == [("uid/7", True)]
+
+
+def test_ranks_are_named_in_order_and_limits_and_stale_faults_have_bounds() -> None:
+    assert rank_names({10, 9, 2}) == "ranks 2, 9, 10"
+    assert rank_names(range(20)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7"
+    assert deviations(1.0, 60.0) == pytest.approx(2.326, abs=0.001)
+    # The daemon was away from 500 s to 1,200 s.
+    unjudged = Unjudged()
+    assert [unjudged.is_stale(at) for at in (0, 500, 1200, 1799, 1800)] == [False] * 4 + [True]

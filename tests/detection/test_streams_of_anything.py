@@ -200,7 +200,7 @@ def test_rank_numbers_that_churn_are_not_remembered_for_ever(monkeypatch):
     opened(engine, [*job.seen(), *job.steps(10)])
     sizes = []
     for rank in range(1, 3_001):
-        job.time += 1
+        job.time += 0.1
         engine.feed(RankSeen(job.time, "llama", rank, 2, "GPU-1"))
         engine.feed(RankEvent(job.time, "llama", rank, "died"))
         if rank in (1500, 3000):
