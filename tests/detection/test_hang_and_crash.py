@@ -30,6 +30,10 @@ def told(job: Job, events: Iterable[Sequence[Any]]) -> Iterator[Record]:
             yield Clock(job.time + after_s)
         elif about[1] == "end":
             yield End(job.time + after_s, "llama", about[0])
+        elif about[1] == "rank":
+            yield RankSeen(job.time + after_s, "llama", about[0], job.ranks, f"GPU-{about[0]}")
+        elif about[1] == "step":
+            yield Step(job.time + after_s, "llama", about[0], 200, 0.05)
         else:
             yield event(job, about[0], about[1], after_s, **dict(*about[2:]))
 
