@@ -1,4 +1,4 @@
-"""Waiting and late ranks of a hanging job, from their stacks."""
+"""Waiting and late ranks of a hanging job from their stacks, and lines that keep memory."""
 
 import json
 from collections.abc import Iterable
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cases import cases as tables
+from warpwatch_diagnosis.memory_growth import diagnose_memory
 from warpwatch_diagnosis.stacks import diagnose_stacks
 from warpwatch_diagnosis.trace.files import TraceError
 
@@ -108,6 +109,11 @@ def test_each_situation_has_the_diagnosis_of_the_golden_file(tmp_path, golden):
     slow = place(tmp_path, 2, STEP, (LIBRARY + "ssl.py", 9, "read"))
     paths = [stack(tmp_path, 0, REDUCE), slow]
     found["a slow front end"] = diagnose_stacks(paths, front_end=2)
+    for name, ranks in CASES["memory"].items():
+        files = [tmp_path / f"{number}.memory.json" for number in range(len(ranks))]
+        for path, about in zip(files, ranks, strict=True):
+            path.write_text(json.dumps(about))
+        found[name] = diagnose_memory(files, {0: "gpu-0", 1: "gpu-1"})
     golden("diagnosis/stacks.json", json.dumps(found, indent=1).encode())
 
 
