@@ -283,7 +283,8 @@ CAPTURES: dict[str, dict[str, Case]] = {
             case(slower(cpu_rank(0, host_us=1200), 1.15), baseline=[cpu_rank(0)]),
         **{f"stages at {at}": case(*stages([6000, 500], True, pipeline=at)) for at in PLACES},
         "launches without GPU events":
-            case(stepped(operator(0, 5000), event("cuda_runtime", "cudaLaunchKernel", 10, 5))),
+            case(stepped(operator(0, 5000), event("cuda_runtime", "cudaLaunchKernel", 10, 5),
+                         event("cuda_runtime", "cudaMalloc", 20, 5))),
     },
     "healthy": {
         "small losses are": case(gpu_steps(idle=400, exposed=500, copies=200)),

@@ -121,6 +121,7 @@ def test_time_before_the_first_operator_is_the_workers_own_in_its_forward_pass(
     for begin in trace.each_step():
         trace.annotation(phase, begin, 9000)
         trace.operator(begin + 7000, 3000)
+        trace.event("cpu_op", "aten::mm", begin, 10_000, 9)
     found = diagnosed(tmp_path, trace)
     assert found.verdict == verdict
     ratios = cpu_ratios(found.measures[0])

@@ -42,4 +42,5 @@ def test_what_is_measured_of_a_timeline_is_that_of_its_golden_file(name, golden_
     }
     if gpu := measures.gpu:
         document |= {"collectives": plain(gpu.collectives), "gaps": plain(gpu.idle_time.worst)}
+        document |= {"summary": plain(gpu.kernels), "loader": plain(measures.loader)}
     golden_case("".join(text for text in lines("trace", document) if text.count(" ")))

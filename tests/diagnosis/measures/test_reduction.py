@@ -14,7 +14,7 @@ from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures import reduction
 from warpwatch_diagnosis.measures.measures import Measures, measure
 from warpwatch_diagnosis.measures.reduction import pack, read_reduction
-from warpwatch_diagnosis.trace.files import TraceError
+from warpwatch_diagnosis.trace.files import TraceError, reduction_name
 from warpwatch_diagnosis.trace.reader import read_trace
 
 
@@ -24,7 +24,7 @@ def measured(folder: Path, rank: int = 0, late_us: float = 0) -> Measures:
 
 
 def packed(folder: Path, measures: Measures, rank: int = 0) -> Path:
-    path = folder / f"rank{rank}.reduction.gz"
+    path = folder / reduction_name(f"rank{rank}.pt.trace.json.gz")
     path.write_bytes(pack(measures))
     return path
 
@@ -90,6 +90,7 @@ def test_what_is_no_reduction_is_refused(tmp_path, content, why):
     ("devices", "busy", "why"),
     [
         ({"busy_ratio": -65536.0}, None, "its busy_ratio is not between 0 and 1"),
+        ({"count": float("nan")}, None, r"a number in it is not below 1e\+30"),
         ({"busy_ratio": 1e300}, None, r"a number in it is not below 1e\+30"),
         ({}, [(2.0, 3.0), (0.0, 1.0)], "its intervals are not in order"),
         ({}, [(3.0, 2.0)], "its intervals are not in order"),

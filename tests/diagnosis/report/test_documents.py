@@ -14,7 +14,7 @@ from warpwatch_diagnosis.report.handover import commands
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
 
-DEVICE = [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]
+DEVICE = [{"id": 1, "name": "NVIDIA L4"}, {"id": 0, "name": "NVIDIA H100 80GB HBM3"}]
 NODES = {0: "gpu-1", 1: "gpu-1", 2: "gpu-2", 3: "gpu-2"}
 
 

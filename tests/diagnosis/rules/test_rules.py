@@ -103,8 +103,8 @@ FAULTS: dict[str, dict[str, Callable[[float], list[Part]]]] = {
         "idle time under the loader": lambda us: gpu(
             loading(us), kernel(0, us / 4, -5), free_us=us + 60
         ),
-        "waiting for workers": lambda us: filled(us, loading(us, kind=WORKERS)),
-        "loading by the process itself": lambda us: filled(us, loading(us)),
+        "waiting for workers": lambda us: filled(us, loading(us, kind=WORKERS), loading(9, tid=9)),
+        "loading by the process itself": lambda us: filled(us, loading(us), *reads(int(us / 10), 10)),
         # The training thread waits for what a thread of the loader does.
         "a prefetcher's loading that the training waits for":
             lambda us: [loading(us, tid=99), operator(us, STEP_US - us)],
@@ -280,6 +280,7 @@ def test_what_does_not_delay_the_step_is_healthy(tmp_path, parts, golden_text):
 def test_a_collection_that_the_capture_noted_is_a_gc_pause(tmp_path):
     base_us = 5_000_000
     noted = [[ORIGIN_US + base_us + 100, 300], [ORIGIN_US + base_us - 9_000_000, 1], ["x"], None]
+    noted.append([ORIGIN_US + base_us + 4 * STEP_US - 10, 900])
     head: dict[str, Any] = {"gc_pauses_us": noted}
     trace = stepped(*filled(500), warpwatch=head, baseTimeNanoseconds=base_us * 1000)
     trace.operator(0, 50)

@@ -133,7 +133,7 @@ def test_a_stacks_file_has_at_most_16_mebibytes(tmp_path):
     path.write_text(path.read_text().ljust(2**24))
     diagnose_stacks([path])
     path.write_text(path.read_text() + " ")
-    with pytest.raises(TraceError, match="more than 16,777,216 bytes"):
+    with pytest.raises(TraceError, match=f"{path}: more than 16,777,216 bytes"):
         diagnose_stacks([path])
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.cases import cases
 from tests.diagnosis.conftest import Simulations
 from tests.diagnosis.traces import ORIGIN_US, STEP_US, TraceFile, cpu_rank
-from warpwatch_diagnosis.trace import events, files
+from warpwatch_diagnosis.trace import events, files, reader
 from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_diagnosis.trace.reader import Trace, read_trace, take_inventory
 
@@ -55,7 +55,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
         read_trace(tmp_path)
 
 
-def test_too_many_bytes_or_events_are_refused_at_the_limit(tmp_path):
+def test_too_many_bytes_or_events_are_refused_at_the_limit(tmp_path, monkeypatch):
     path = cpu_rank(0).write(tmp_path / "many.json")
     count, size = read_trace(path).count, path.stat().st_size
     assert read_trace(path, size, count).count == count
@@ -63,6 +63,9 @@ def test_too_many_bytes_or_events_are_refused_at_the_limit(tmp_path):
         read_trace(path, max_bytes=size - 1)
     with pytest.raises(TraceError, match=f"more than {count - 1} events"):
         read_trace(path, max_events=count - 1)
+    monkeypatch.setattr(reader, "MAX_ELEMENTS", count - 1)
+    with pytest.raises(TraceError, match=f"more than {count - 1} elements"):
+        read_trace(path)
 
 
 HUGE = {"distributedInfo": {"rank": 10**400}, "warpwatch": {"rank": 2**63}}
@@ -183,15 +186,28 @@ def test_a_small_file_that_grows_too_much_is_refused(tmp_path):
 def test_other_values_are_read_up_to_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_SINGLE_VALUES", 100)
     path = tmp_path / "odd.json"
-    path.write_text(f"[{'0,' * 99}{EVENT}]\n \n")
+    path.write_text(f"[{'0,' * 99}{EVENT},]\n \n")
     assert read_trace(path).count == 1
     path.write_text(f"[{'0,' * 101}{EVENT}]")
     with pytest.raises(TraceError, match="more than 100 values that are not events"):
         read_trace(path)
+    monkeypatch.setattr(files, "MAX_VALUE_CHARS", 100)
+    path.write_text(f'{{"a": "{"x" * files.CHUNK_BYTES}"}}')
+    with pytest.raises(TraceError, match="is not JSON"):
+        read_trace(path)
 
 
-@pytest.mark.parametrize("unit", ['"},",', '{"a":"},{"},', "[],", '{"b":1},'])
-def test_no_text_is_decoded_again_and_again(unit):
+@pytest.mark.parametrize(
+    ("unit", "piece"),
+    [
+        ('"},",', 1 << 17),
+        ('{"a":"},{"},', 1 << 17),
+        ("[],", 1 << 17),
+        ('{"b":1},', 9),
+        ("1.5e3,", 1),
+    ],
+)
+def test_no_text_is_decoded_again_and_again(unit, piece):
     """A border between two events may be guessed wrongly, but once for all text before it."""
     text = "[" + unit * 5000 + EVENT + "]"
     decoded = []
@@ -200,7 +216,8 @@ def test_no_text_is_decoded_again_and_again(unit):
         decoded.append(len(part))
         return files.decode_json(part)
 
-    stream = files.JsonStream(io.BytesIO(text.encode()).read, decode)
+    source = io.BytesIO(text.encode())
+    stream = files.JsonStream(lambda size: source.read(min(size, piece)), decode)
     found = [element for _, several in stream.members("traceEvents") for element in several]
     assert found == json.loads(text)
     assert sum(decoded) < 2 * len(text)
@@ -209,7 +226,7 @@ def test_no_text_is_decoded_again_and_again(unit):
 # --- the inventory counts the events that the diagnosis reads ----------------------------------
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-RECORDED = FIXTURES / "plain" / "healthy-perceptron.pt.trace.json.gz"
+RECORDED = FIXTURES / "ranks" / "healthy-perceptron.rank1.pt.trace.json.gz"
 
 
 def test_events_without_a_time_are_counted_apart_and_steps_with_theirs(tmp_path: Path) -> None:
@@ -242,5 +259,5 @@ def test_counts_are_those_that_diagnosis_reads(simulations: Simulations, on_gpu:
     assert found.steps == steps
     assert found.begin_us == min(e.begin_us for kept in events.values() for e in kept)
     assert found.end_us == max(e.end_us for kept in events.values() for e in kept)
-    assert (found.sees_gpu, found.untimed) == (on_gpu, 0)
+    assert (found.sees_gpu, found.untimed, found.rank) == (on_gpu, 0, None if on_gpu else 1)
     assert found.listed == sum(found.counts.values())
