@@ -42,5 +42,11 @@ def test_what_is_measured_of_a_timeline_is_that_of_its_golden_file(name, golden_
     }
     if gpu := measures.gpu:
         document |= {"collectives": plain(gpu.collectives), "gaps": plain(gpu.idle_time.worst)}
-        document |= {"summary": plain(gpu.kernels), "loader": plain(measures.loader)}
+        document |= {"summary": plain(gpu.kernels), "sizes": plain(gpu.sizes)}
+    if cpu := measures.cpu:
+        document |= {
+            "calls": plain(cpu.calls),
+            "read": plain(cpu.reading),
+            "saved": plain(cpu.saving),
+        }
     golden_case("".join(text for text in lines("trace", document) if text.count(" ")))

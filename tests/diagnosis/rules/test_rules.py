@@ -104,7 +104,8 @@ FAULTS: dict[str, dict[str, Callable[[float], list[Part]]]] = {
             loading(us), kernel(0, us / 4, -5), free_us=us + 60
         ),
         "waiting for workers": lambda us: filled(us, loading(us, kind=WORKERS), loading(9, tid=9)),
-        "loading by the process itself": lambda us: filled(us, loading(us), *reads(int(us / 10), 10)),
+        "loading by the process itself":
+            lambda us: filled(us, loading(us), *reads(int(us / 10), 10)),
         # The training thread waits for what a thread of the loader does.
         "a prefetcher's loading that the training waits for":
             lambda us: [loading(us, tid=99), operator(us, STEP_US - us)],
