@@ -1,5 +1,6 @@
 """Simulated jobs, each simulated and diagnosed once, and golden texts of diagnoses."""
 
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -8,7 +9,11 @@ import pytest
 
 from tests.diagnosis.workloads import job, simulate
 from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
+from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
+
+# The style and the elements of a page; the labels for readers who cannot see a drawing stay.
+MARKUP = re.compile(r'<style>.*?</style>|<(?:[^>]*? aria-label="([^"]*)")?[^>]*>', re.DOTALL)
 
 
 class Simulations:
@@ -33,5 +38,10 @@ def simulations(tmp_path_factory: pytest.TempPathFactory) -> Simulations:
 
 @pytest.fixture
 def golden_text(golden_case: Callable[..., None]) -> Callable[[Diagnosis], None]:
-    """Compare all that a diagnosis says on a terminal with the golden file of the case."""
-    return lambda found: golden_case(render_text(found))
+    """Compare all that a diagnosis says on a terminal and on a page with the case's golden file."""
+
+    def compare(found: Diagnosis) -> None:
+        page = MARKUP.sub(r"\1\n", render_html(found)).splitlines()
+        golden_case(render_text(found) + "".join(f"{line}\n" for line in page if line.strip()))
+
+    return compare

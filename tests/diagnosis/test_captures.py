@@ -242,7 +242,7 @@ def graph_breaks_without_steps() -> TraceFile:
 
 
 STRAGGLER = RequestingAnomaly("straggler", rank=1, begin_step=412, ratio=1.6)
-OF_RANK_0 = RequestingAnomaly("straggler", rank=0)
+OF_RANK_0 = RequestingAnomaly("straggler", rank=0, begin_step=0)
 WAITS, WAITS_LESS = ([cpu_rank(0, waiting_us=us), cpu_rank(1)] for us in (3750, 1500))
 HOST_BOUND = [cpu_rank(0, host_us=4000)]
 PLACES = ([0, 3], [0, 0], [True, 2], "first", None, [5, 2])
@@ -264,7 +264,7 @@ CAPTURES: dict[str, dict[str, Case]] = {
             case(*WITHOUT_THE_CULPRIT, missing={7: "no_answer"}),
         "one trace where more were asked for":
             case(WITHOUT_THE_CULPRIT[0], missing=dict.fromkeys(range(1, 8), "gone")),
-        "two of four ranks wait": case(*(cpu_rank(k, waiting_us=3000, world=4) for k in (1, 2))),
+        "two of 12 ranks wait": case(*(cpu_rank(k, waiting_us=3000, world=12) for k in (1, 2))),
         "ranks that are last by turns": case(*recommenders(True, True, turns=True)),
         "a rank that was late before the capture and is not": case(*WAITS_LESS, anomaly=OF_RANK_0),
         "a finding that is less than what is unexplained":

@@ -1,7 +1,6 @@
 """Whole reports: what the command prints, the JSON document, and the page."""
 
 import json
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from tests.diagnosis.captures import diagnosed, event, kernel, loading, operator, stepped, written
 from tests.diagnosis.traces import LATEST_US, RANKS, TraceFile, cpu_rank, rank_trace
 from warpwatch_diagnosis.diagnosis import Diagnosis
-from warpwatch_diagnosis.report.handover import commands
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
 
@@ -21,7 +19,7 @@ NODES = {0: "gpu-1", 1: "gpu-1", 2: "gpu-2", 3: "gpu-2"}
 def training(loading_us: int) -> TraceFile:
     """A bit of everything: products with shapes, copies, waits, memory, frames, collectives."""
     product = {"Input Dims": [[512, 4096], [4096, 512]], "Input type": ["c10::BFloat16"] * 2}
-    memory = {"Bytes": 512, "Device Type": 1, "Device Id": 0, "Total Allocated": 1 << 30}
+    memory = {"Bytes": 512, "Device Type": 1, "Device Id": 0, "Total Reserved": 1 << 31}
     at = loading_us
     return stepped(
         loading(loading_us),
@@ -36,7 +34,12 @@ def training(loading_us: int) -> TraceFile:
         operator(at + 1510, 280, "aten::_local_scalar_dense"),
         event("cuda_runtime", "cudaStreamSynchronize", at + 1520, 260),
         kernel(at + 1900, 800, at + 1850, "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
-        event("cpu_instant_event", "[memory]", at + 1950, 0, **memory),
+        event(
+            "cpu_instant_event", "[memory]", at + 1950, 0, **memory, **{"Total Allocated": 1 << 30}
+        ),
+        event(
+            "cpu_instant_event", "[memory]", at + 1960, 0, **memory, **{"Total Allocated": 1 << 29}
+        ),
         deviceProperties=DEVICE,
         distributedInfo={"rank": 0, "world_size": 1},
     )
@@ -48,7 +51,9 @@ def slower_loading(folder: Path) -> Diagnosis:
 
 
 def late_rank(folder: Path) -> Diagnosis:
-    ranks = (rank_trace(k, late_us=LATEST_US * (k == 2), clock_us=7777 * k) for k in range(RANKS))
+    ranks = [rank_trace(k, late_us=LATEST_US * (k == 2), clock_us=7777 * k) for k in range(RANKS)]
+    for marked in ranks[1].events:
+        marked["ts"] += 250 * marked["name"].startswith("ProfilerStep")
     return diagnosed(folder, *ranks, nodes=NODES)
 
 
@@ -61,8 +66,11 @@ def cpu_ranks(folder: Path) -> Diagnosis:
     return diagnosed(folder, *ranks, baseline=before)
 
 
-def waiting_alone(folder: Path) -> Diagnosis:
-    return diagnosed(folder, cpu_rank(0, waiting_us=5000))
+def two_of_four(folder: Path) -> Diagnosis:
+    """The longer of two ranks of four is shown, with its changes since the baseline."""
+    before = written(folder, *(cpu_rank(k, world=4) for k in (1, 2)), name="before")
+    ranks = (cpu_rank(k, waiting_us=6000 - 1000 * k, steps=3 + k, world=4) for k in (1, 2))
+    return diagnosed(folder, *ranks, baseline=before)
 
 
 FORMS: dict[str, Callable[[Diagnosis], str]] = {
@@ -73,7 +81,7 @@ FORMS: dict[str, Callable[[Diagnosis], str]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("capture", [slower_loading, late_rank, cpu_ranks, waiting_alone])
+@pytest.mark.parametrize("capture", [slower_loading, late_rank, cpu_ranks, two_of_four])
 def test_a_report_is_that_of_its_golden_file(tmp_path, golden, capture, form):
     text = FORMS[form](capture(tmp_path))
     golden(f"diagnosis/{capture.__name__}.{form}", text.encode())
@@ -81,33 +89,30 @@ def test_a_report_is_that_of_its_golden_file(tmp_path, golden, capture, form):
 
 # --- the command for the next tool: options as its documentation has them (2025.3) ----------------
 
-GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm<float, 4> >(cutlass::Params, int)"
-ADD = "void at::native::(anonymous namespace)::vectorized_elementwise_kernel<4, at::Add>(int)"
-TRITON = "triton_poi_fused_add_0"
-NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
-
-def gpu(name: str) -> TraceFile:
+def gpu(name: str, **arguments: float) -> TraceFile:
     """Four calls in each of four steps, and a collective that takes longer."""
-    calls = [kernel(at, 900, 0, name) for at in range(5000, 9000, 1000)]
-    return stepped(kernel(0, 5000, 0, NCCL), *calls)
+    calls = [event("kernel", name, at, 900, 7, **arguments) for at in range(5000, 9000, 1000)]
+    return stepped(kernel(0, 5000, 0, "ncclDevKernel_AllReduce_Sum_f32_RING_LL"), *calls)
 
 
-@pytest.mark.parametrize(
-    ("name", "function", "sections"),
-    [
-        (GEMM, "Kernel2", ("ComputeWorkloadAnalysis", "WarpStateStats")),
-        (ADD, "vectorized_elementwise_kernel", ("MemoryWorkloadAnalysis", "SourceCounters")),
-        (TRITON, TRITON, ("ComputeWorkloadAnalysis", "WarpStateStats")),
-    ],
-)
+HOTTEST: dict[str, tuple[str, dict[str, float]]] = {
+    "a product": (
+        "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm<float, 4> >(cutlass::Params, int)",
+        {},
+    ),
+    "a pointwise kernel": (
+        "void at::native::(anonymous namespace)::vectorized_elementwise_kernel<4, at::Add>(int)",
+        {"blocks per SM": 1},
+    ),
+    "a fused kernel": ("triton_poi_fused_add_0", {}),
+    "a small grid": ("0 odd (name)", {"blocks per SM": 0.9}),
+}
+
+
+@pytest.mark.parametrize("name", HOTTEST)
 def test_the_ncu_command_profiles_the_hottest_kernel_that_is_no_collective(
-    tmp_path, name, function, sections
+    tmp_path, name, golden_text
 ):
-    found = dict(commands(diagnosed(tmp_path, gpu(name)).measures[0]))
-    # Replaying a collective can hang.
-    options = shlex.split(found["Nsight Compute"])
-    assert f"--kernel-name=regex:^{function}$" in options and "--launch-skip=4" in options
-    assert [o for o in options if o.startswith("--section")] == [
-        f"--section={section}" for section in ("SpeedOfLight", *sections)
-    ]
+    kernel_name, arguments = HOTTEST[name]
+    golden_text(diagnosed(tmp_path, gpu(kernel_name, **arguments)))
