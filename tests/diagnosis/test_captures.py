@@ -89,6 +89,8 @@ def recommender(rank: int, turns: bool, on_gpu: bool, annotated: bool, part: flo
         else:
             trace.operator(begin, at - begin)
             trace.annotation(f"gloo:{name}", at, end - at, tid=99)
+            if rank < 4:
+                trace.annotation("gloo:gather", begin, 500 * (4 - rank), tid=98)
     return trace
 
 
@@ -205,7 +207,7 @@ def stage(number: int, of: int, waits_us: int, on_gpu: bool, **place: object) ->
     """Steps that compute, and wait ``waits_us`` for what another stage hands over."""
     name = "ncclDevKernel_SendRecv(ncclDevKernelArgs)"
     parts = (
-        [kernel(waits_us, STEP_US - waits_us, 0), kernel(0, waits_us, -20, name)]
+        [kernel(waits_us, STEP_US - waits_us, 0), kernel(0, waits_us + 200, -20, name)]
         if on_gpu
         else [
             loading(200, at=waits_us),
@@ -243,7 +245,7 @@ def graph_breaks_without_steps() -> TraceFile:
 
 STRAGGLER = RequestingAnomaly("straggler", rank=1, begin_step=412, ratio=1.6)
 OF_RANK_0 = RequestingAnomaly("straggler", rank=0, begin_step=0)
-WAITS, WAITS_LESS = ([cpu_rank(0, waiting_us=us), cpu_rank(1)] for us in (3750, 1500))
+WAITS, WAITS_LESS = ([cpu_rank(0, waiting_us=us), cpu_rank(1, waiting_us=9)] for us in (3750, 1500))
 HOST_BOUND = [cpu_rank(0, host_us=4000)]
 PLACES = ([0, 3], [0, 0], [True, 2], "first", None, [5, 2])
 Case = tuple[tuple[TraceFile, ...], dict[str, Any]]
@@ -343,7 +345,7 @@ CAPTURES: dict[str, dict[str, Case]] = {
             baseline=[rank_trace(k, transfer_us=500, late_us=2900 * (k == 0)) for k in range(4)],
         ),
         "ranks with clocks of their own": case(
-            *(rank_trace(k, clock_us=us) for k, us in enumerate((0, 250_000, -1_700, 40)))
+            *(rank_trace(k, clock_us=us) for k, us in ((1, 250_000), (0, 0), (3, 40), (2, -1_700)))
         ),
         **{
             f"ranks with {name}": case(*(rank_trace(k, name=name) for k in range(RANKS)))
@@ -406,13 +408,15 @@ CAPTURES: dict[str, dict[str, Case]] = {
         "idle time in a wait": case(unexplained(event("cuda_runtime", SYNCHRONIZE, 1950, 6000))),
     },
     "pipeline_bubble": {
-        "a bubble on the GPU": case(*stages([4000, 4000], True)),
+        "a bubble on the GPU":
+            case(*stages([4000, 4000], True), baseline=stages([1500, 1500], True)),
         "a bubble on the CPU": case(*stages([4000, 4000], False)),
     },
     "stage_imbalance": {
         # The third stage has two ranks; the one that computes longer is named.
         f"an uneven stage on the {where}":
-            case(*stages([6000, 6000, 500, 6000], where == "GPU"), stage(2, 4, 900, where == "GPU"))
+            case(*stages([6000, 6000, 500, 6000], where == "GPU"), stage(2, 4, 900, where == "GPU"),
+                 baseline=stages([5000, 5000, 500, 2000], where == "GPU"))
         for where in ("GPU", "CPU")
     },
     "recompilation": {

@@ -97,7 +97,7 @@ def rank_trace(
 
     A rank that is late computes longer and enters it later.
     """
-    trace = TraceFile(steps=0, distributedInfo={"rank": rank, "world_size": world})
+    trace = TraceFile(steps=0, distributedInfo={"rank": rank})
     for step, begin in enumerate(range(0, steps * STEP_US, STEP_US)):
         at, end = begin + clock_us, begin + clock_us + 9500
         trace.annotation(f"ProfilerStep#{step + first_step}", at, STEP_US)
