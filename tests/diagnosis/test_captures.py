@@ -30,6 +30,7 @@ SYNCHRONIZE = "cudaStreamSynchronize"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 PINNED = "Memcpy HtoD (Pinned -> Device)"
 COMPILING = "entire_frame_compile (dynamo_timed)"
+RAILS = {rank: f"gpu-{1 + rank // 4}" for rank in range(8)}
 NODES = {0: "gpu-1", 1: "gpu-1", 2: "gpu-2", 3: "gpu-2"}
 
 
@@ -177,7 +178,8 @@ def busy_trace(
         us = factor * (500 if name == "gemm" else 100)
         parts.append(kernel(at, us, max(0, at - 50), name))
         at += us
-    return stepped(*parts)
+    # The last kernel hides it.
+    return stepped(*parts, event("gpu_memcpy", PINNED, at - 90, 50, 21))
 
 
 def many_kernels(count: int, steps: int = 4, **others: int) -> TraceFile:
@@ -243,6 +245,13 @@ def graph_breaks_without_steps() -> TraceFile:
     return trace
 
 
+def pausing(rank: int) -> TraceFile:
+    """Six seconds, of which a collection of garbage takes 0.9 %."""
+    trace = cpu_rank(rank, steps=600)
+    trace.event("python_function", "Python GC", 100, 55_000, 77)
+    return trace
+
+
 STRAGGLER = RequestingAnomaly("straggler", rank=1, begin_step=412, ratio=1.6)
 OF_RANK_0 = RequestingAnomaly("straggler", rank=0, begin_step=0)
 WAITS, WAITS_LESS = ([cpu_rank(0, waiting_us=us), cpu_rank(1, waiting_us=9)] for us in (3750, 1500))
@@ -298,6 +307,9 @@ CAPTURES: dict[str, dict[str, Case]] = {
         "a rank that is hardly slower": case(*WAITS_LESS),
         "a baseline that is of no use":
             case(cpu_rank(0), baseline=[stepped(operator(0, 9000), steps=1)]),
+        "a baseline without steps":
+            case(cpu_rank(0), baseline=[graph_breaks_without_steps()]),
+        "a rare pause of a rank alone": case(pausing(0)),
         "operators that changed": case(sorting(cpu_rank(0)), baseline=[cpu_rank(0)]),
         "ranks against themselves":
             case(cpu_rank(0), cpu_rank(1, host_us=1000), baseline=[cpu_rank(1), cpu_rank(0)]),
@@ -357,8 +369,8 @@ CAPTURES: dict[str, dict[str, Case]] = {
         "steps with different numbers of collectives": case(*one_more_collective()),
         **{
             f"a rail with transfers of {us} µs":
-                case(*rails(us), nodes={rank: f"gpu-{1 + rank // 4}" for rank in range(8)})
-            for us in (5000, 1500)
+                case(*rails(us), nodes=nodes)
+            for us, nodes in ((5000, RAILS), (1500, RAILS), (5001, None))
         },
         "the most time to win back comes first": case(stepped(
             loading(1500), kernel(1550, 4000, 1520),
@@ -382,6 +394,7 @@ CAPTURES: dict[str, dict[str, Case]] = {
             many_kernels(18, new=250, short=150), baseline=[many_kernels(19, steps=2, old=200)]
         ),
         "nothing changed": case(busy_trace(), baseline=[busy_trace()]),
+        "kernels that are fewer": case(busy_trace(count=9), baseline=[busy_trace()]),
         "a CPU against a GPU": case(busy_trace(), baseline=[cpu_rank(0)]),
         "an annotated checkpoint of one step": case(with_one(
             (event("user_annotation", "checkpoint", 0, 3000), operator(3000, 7000)),
@@ -400,6 +413,7 @@ CAPTURES: dict[str, dict[str, Case]] = {
             case(cpu_rank(0, host_us=4100, loading_us=2500), baseline=HOST_BOUND),
         "new loading": case(busy_trace(loading_us=3000), baseline=[busy_trace()]),
     },
+    "gc_pause": {"a rare pause of one of two ranks": case(pausing(0), cpu_rank(1, steps=600))},
     "transfer_bound": {
         "idle time in a copy":
             case(unexplained(event("cuda_runtime", "cudaMemcpyAsync", 1950, 5500))),

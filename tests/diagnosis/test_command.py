@@ -52,13 +52,19 @@ def test_unusable_input_exits_2_with_one_line(command):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("no/r.html", "No such file"), ("./rank0.json", "name another file")]
+    ("name", "said"),
+    [
+        ("no/r.html", "No such file"),
+        *((f"./{n}.json", "is a trace to read") for n in ("rank0", "b")),
+    ],
 )
 def test_a_file_that_cannot_be_written_or_is_read_exits_2(command, tmp_path, name, said):
-    before = cpu_rank(0).write(tmp_path / "rank0.json").read_bytes()
-    status, _, error = command(cpu_rank(0), options=("--html", f"{tmp_path}/{name}"))
-    assert (status, said in error) == (2, True)
-    assert (tmp_path / "rank0.json").read_bytes() == before
+    trace, before = (cpu_rank(0).write(tmp_path / f"{n}.json") for n in ("rank0", "b"))
+    content = trace.read_bytes()
+    options = ("--baseline", str(before), "--html", f"{tmp_path}/{name}")
+    status, _, error = command(cpu_rank(0), options=options)
+    assert (status, f"{Path(name).name}: {said}" in error) == (2, True)
+    assert trace.read_bytes() == before.read_bytes() == content
 
 
 def started(

@@ -106,7 +106,8 @@ def rank_trace(
         trace.event(
             "kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + computed, end - at - computed,
             20, **{"Collective name": name, "dtype": "Float", "Group size": world,
-                   "In msg nelems": MB, "Out msg nelems": MB, "Process Group Name": "0"},
+                   "Process Group Name": "0", "In msg nelems": MB << (step == 1),
+                   "Out msg nelems": MB},
         )  # fmt: skip
         trace.kernel(end, 500, at, name="optimizer")
     return trace

@@ -224,6 +224,7 @@ def test_a_fault_is_found_from_its_limit_on_and_alone_where_it_is_large(
 
 # Most trainings copy a few bytes, and read a value, in each step.
 SMALL_COPY = event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 5, 1.5, 7, bytes=4)
+HIDDEN_COPY = event("gpu_memcpy", COPY, 0, 6900, 21, bytes=4_000_000)
 SMALL_READ = [
     event("cuda_runtime", "cudaMemcpyAsync", 9990, 1, correlation=10**6),
     event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 9991, 1, 7, bytes=4, correlation=10**6),
@@ -245,7 +246,7 @@ AMD: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": "AMD Instinct MI30
 @pytest.mark.parametrize(
     ("parts", "small", "head", "advised"),
     [
-        (copied(3000, 20.0, "Pinned"), [SMALL_COPY], {}, "on a stream of its own"),
+        (copied(3000, 20.0, "Pinned"), [SMALL_COPY, HIDDEN_COPY], {}, "on a stream of its own"),
         (copied(3000, 2.0, "Pinned"), [SMALL_COPY], AMD, "(amd-smi metric --pcie: PCIe generation"),
         (SYNCHRONIZED, SMALL_READ, {}, "torch.cuda.synchronize()"),
     ],
