@@ -37,6 +37,7 @@ def test_what_is_measured_of_a_timeline_is_that_of_its_golden_file(name, golden_
         **trace_json(measures),
         "work": plain(measures.operators.work),
         "timeline": plain(measures.timeline),
+        "compiled": plain(measures.host.compiled_spans),
         "savings": plain(measures.savings),
         "lines": {part: plain(found) for part, found in measures.lines.items()},
     }
