@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.diagnosis.captures import event, kernel, stepped
 from tests.diagnosis.workloads import NAMES, Job, job, simulate
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.measures import measure
@@ -80,27 +79,3 @@ def test_the_prediction_is_real(simulations, tmp_path, fault, seed):
     saved_s = (whole_us(before[0]) - whole_us(after[0])) / 1e6
     assert finding.kind == fault
     assert finding.recoverable_s == pytest.approx(saved_s, rel=TOLERANCE)
-
-
-def test_a_wait_that_another_cause_hides_saves_nothing(tmp_path):
-    """The host waits, but would have slept all the same: only the time after it is late."""
-    trace = stepped(
-        kernel(100, 3000, 50),
-        event("cuda_runtime", "cudaDeviceSynchronize", 60, 3050),
-        kernel(9000, 900, 8990),
-    )
-    savings = measure(read_trace(trace.write(tmp_path / "t.json"))).savings
-    assert savings["sync_bound"] == pytest.approx(4 * 3045, rel=0.1)
-    assert savings["host_bound"] == pytest.approx(4 * 6000, rel=0.1)
-
-
-def test_a_step_that_is_slower_than_in_the_baseline_is_not_healthy(simulations, tmp_path):
-    well = job("healthy", 4)
-    slow = replace(well, machines=[replace(m, speed=m.speed / 1.3) for m in well.machines])
-    now = simulate(slow, tmp_path, 4)
-    assert diagnose(now).verdict == "healthy"
-    found = diagnose(now, baseline=simulations.paths("healthy", 4))
-    (finding,) = found.findings
-    assert (found.verdict, finding.kind) == ("slower_compute", "slower_compute")
-    assert "as with lower clocks" in found.summary
-    assert "throttling" in finding.advice

@@ -1,8 +1,6 @@
 """Names of kernels, copies and devices, and what lower clocks do to kernels."""
 
-import json
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -18,44 +16,19 @@ from warpwatch_diagnosis.measures.gpu_work import (
 from warpwatch_diagnosis.measures.roofline import peaks_of
 from warpwatch_diagnosis.trace.events import TraceEvent
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-# From traces of many versions and devices: class and name.
-CLASSES = FIXTURES / "kernel_classes.tsv"
-# Device, its name here, GB/s, TFLOP/s by type.
-PEAKS = FIXTURES / "peaks.tsv"
 
-
-def test_the_class_of_a_kernel_follows_from_its_name() -> None:
-    names = [line.split("\t") for line in CLASSES.read_text().splitlines()]
-    found = [[classify(name), name] for _, name in names]
-    assert len(found) > 40
-    assert found == names
+def test_the_class_of_a_kernel_follows_from_its_name(cases: Cases) -> None:
+    """The names are from traces of many versions and devices."""
+    cases("diagnosis/kernels.txt", classify)
 
 
 def test_a_copys_name_has_direction_and_memory(cases: Cases) -> None:
     cases("diagnosis/copies.txt", copy_kind)
 
 
-@pytest.mark.parametrize("row", PEAKS.read_text().splitlines())
-def test_a_devices_name_finds_its_data_sheet(row):
-    device, name, gb_per_s, tflops = row.split("\t")
-    peaks = peaks_of(device)
-    assert (peaks.name, peaks.memory_bytes_per_s) == (name, float(gb_per_s) * 1e9)
-    assert {k: round(v / 1e12, 3) for k, v in peaks.flops_per_s.items()} == json.loads(tflops)
-    assert "data sheet" in peaks.source or "brief" in peaks.source
-
-
-MIG = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
-
-
-@pytest.mark.parametrize("device", [None, "AMD Radeon", "NVIDIA A1000", "GeForce GTX 1", MIG])
-def test_an_unknown_device_and_a_part_of_one_have_no_peaks(device):
-    assert peaks_of(device) is None
-
-
-@pytest.mark.parametrize("device", ["NVIDIA H800", "NVIDIA H20", "NVIDIA A10G"])
-def test_the_float64_rate_that_no_data_sheet_has_is_unknown(device):
-    assert "float64" not in peaks_of(device).flops_per_s
+def test_a_devices_name_finds_its_data_sheet(cases: Cases) -> None:
+    """A part of a GPU has none, and no data sheet has some rates."""
+    cases("diagnosis/peaks.txt", peaks_of)
 
 
 WINDOW = (0.0, 1000.0)
