@@ -23,7 +23,9 @@ class RecordingSink:
 
     def forget_device(self, uuid: str, source: str = "nvml") -> None:
         with self.lock:
-            self.devices.pop(uuid, None)
+            # Only who has published a device ends its series.
+            if uuid in self.devices and self.devices[uuid][-1].source == source:
+                del self.devices[uuid]
             self.forgotten.append(uuid)
 
     def publish_host(self, sample: HostSample) -> None:

@@ -1,15 +1,17 @@
 """The users of the cores of a process: by processor time, named only to those permitted."""
 
 import os
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from warpwatch_devices.processes import Process
-from warpwatch_devices.processor_waits import CoreUser, ProcessorUse, Use, core_users, uses
+import pytest
+
+from tests.cases import cases
+from warpwatch_devices.processes import Process, read_process
+from warpwatch_devices.processor_waits import ProcessorUse, Use, core_users, uses
 
 TICKS = os.sysconf("SC_CLK_TCK")
-POD = "0::/kubepods.slice/kubepods-pod{}.slice/cri-containerd-1.scope\n"
-ONE, OTHER = POD.format("1" * 32), POD.format("2" * 32)
 
 
 def process(
@@ -33,22 +35,13 @@ class FakeProc:
         own = self.folder / str(pid)
         own.mkdir(exist_ok=True)
         ticks = int(cpu_s * TICKS)
-        fields = f"R 1 1 1 0 -1 {more.get('flags', 0)} 0 0 0 0 {ticks} 0 0 0 20 0 1 0 50 0 9"
+        flags, threads = more.get("flags", 0), more.get("threads", 1)
+        fields = f"R 1 1 1 0 -1 {flags} 0 0 0 0 {ticks} 0 0 0 20 0 {threads} 0 50 0 9"
         (own / "stat").write_text(f"{pid} ({name}) {fields}{13 * ' 0'} 17 {core}{5 * ' 0'}\n")
         (own / "status").write_text(
             f"Name:\tx\nUid:\t{uid}\t0\t0\t0\nCpus_allowed_list:\t{cores}\n"
         )
         (own / "cgroup").write_text(more.get("cgroup", "0::/user.slice\n"))
-
-    def used(self, pid: int, cores: float = 0.95) -> list[Use]:
-        look = ProcessorUse(self.folder)
-        look.poll(100.0, wanted=True)
-        stat = self.folder / str(pid) / "stat"
-        words = stat.read_text().rpartition(") ")
-        fields = words[2].split(" ")
-        fields[11] = str(int(fields[11]) + int(2 * cores * TICKS))
-        stat.write_text(f"{words[0]}) {' '.join(fields)}")
-        return look.poll(102.0, wanted=True)
 
 
 def test_who_took_most_comes_first_and_who_took_little_is_left_out() -> None:
@@ -60,9 +53,11 @@ def test_who_took_most_comes_first_and_who_took_little_is_left_out() -> None:
 
 
 def test_an_ended_child_is_its_parents_without_what_it_had_and_a_pid_may_come_again() -> None:
-    before = by_identity(process(7, 1.0), process(8, 50.0, parent=7))
+    before = by_identity(process(7, 1.0), process(8, 30.0, parent=7))
+    before |= by_identity(process(9, 15.0, parent=7, waited_s=5.0))
     now = by_identity(process(7, 1.0, waited_s=51.0))
     assert [(one.process.pid, one.cores) for one in uses(before, now, 2.0)] == [(7, 0.5)]
+    assert uses(before, now, 0.0) == []
     before, now = by_identity(process(7, 100.0)), by_identity(process(7, 1.0, start=9))
     assert [one.cores for one in uses(before, now, 2.0)] == [0.5]
 
@@ -90,59 +85,19 @@ def test_all_processes_are_read_twice_and_then_not_for_half_a_minute(tmp_path: P
     assert [one.cores for one in look.poll(142.0, wanted=True, risen=True)] == [1.0]
 
 
-def test_a_process_of_the_user_is_named_with_its_core_until_it_is_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", cases(__file__).values(), ids=cases(__file__))
+def test_the_users_of_cores_are_found_and_named_to_those_permitted(
+    tmp_path: Path, case: dict[str, Any]
+) -> None:
     proc = FakeProc(tmp_path)
-    proc.put(3, name="train")
-    proc.put(4711, name="make -j")
-    used = proc.used(4711)
-    assert core_users(3, 1000, used, tmp_path) == [CoreUser(4711, 0.95, "make -j", 5)]
-    (tmp_path / "4711/status").unlink()
-    assert core_users(3, 1000, used, tmp_path) == []
-
-
-def test_of_another_user_or_pod_the_name_stays_untold_but_not_of_the_kernel(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path)
-    proc.put(3, uid=0, cgroup=ONE)
-    for pid, uid, cgroup, name in (
-        (11, 1001, ONE, None),
-        (12, 0, OTHER, None),
-        (13, 0, "0::/system.slice\n", None),
-        (14, 0, ONE, "python"),
-    ):
-        proc.put(pid, uid=uid, cgroup=cgroup)
-        assert [user.name for user in core_users(3, 0, proc.used(pid), tmp_path)] == [name]
-    proc.put(15, uid=0, name="kswapd0", cgroup="0::/\n", flags=0x00200000)
-    assert [user.name for user in core_users(3, 0, proc.used(15), tmp_path)] == ["kswapd0"]
-
-
-def test_users_that_cannot_be_told_apart_are_nobodys(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path)
-    proc.put(3, uid=65534)
-    proc.put(11, uid=65534)
-    assert [user.name for user in core_users(3, 65534, proc.used(11), tmp_path)] == [None]
-    (tmp_path / "11/cgroup").unlink()
-    (tmp_path / "3/cgroup").unlink()
-    assert [user.name for user in core_users(3, 65534, proc.used(11), tmp_path)] == [None]
-
-
-def test_only_who_may_run_on_these_cores_and_was_there_used_them(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path)
-    proc.put(3, cores="4-5")
-    proc.put(11, cores="0-3")
-    assert core_users(3, 1000, proc.used(11), tmp_path) == []
-    proc.put(12, cores="0-7", core=2)
-    assert core_users(3, 1000, proc.used(12), tmp_path) == []
-    proc.put(12, cores="0-7", core=4)
-    assert core_users(3, 1000, proc.used(12), tmp_path) == [CoreUser(12, 0.95, "python", None)]
-
-
-def test_who_may_run_only_here_is_first_and_itself_with_two_cores(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path)
-    proc.put(3)
-    for pid, cores in ((11, "0-7"), (12, "5")):
-        proc.put(pid, cores=cores)
-    found = [*proc.used(11, 0.9), *proc.used(12, 0.3)]
-    assert [user.pid for user in core_users(3, 1000, found, tmp_path)] == [12, 11]
-    proc.put(3, cores="0-7")
-    assert core_users(3, 1000, proc.used(3), tmp_path) == []
-    assert core_users(3, 1000, proc.used(3, 4.0), tmp_path) == [CoreUser(3, 4.0, "python", None)]
+    for pid, about in case["processes"].items():
+        proc.put(pid, **about)
+    used = []
+    for pid, cores in case["uses"]:
+        process = read_process(pid, tmp_path)
+        assert process is not None
+        used.append(Use(process, cores))
+    for name in case.get("gone", ()):
+        (tmp_path / name).unlink()
+    found = core_users(3, case.get("owner", 1000), used, tmp_path)
+    assert [list(astuple(user)) for user in found] == case["users"]

@@ -154,13 +154,15 @@ def test_blank_impossible_and_old_values_are_absent(node: Node) -> None:
 
 
 def test_a_gpu_lost_or_not_profiled_costs_itself_alone(begin: Callable[..., Node]) -> None:
-    node = begin()
-    node.run()
-    node.engine.gpus[0]["status"] = 4
-    del node.engine.values["1/0"]
-    node.run()
-    assert (node.newest(A).up, node.newest(A).reason, node.newest(A).values) == (False, "lost", {})
-    assert node.newest(B).up
+    for status in (4, 7):
+        node = begin()
+        node.run()
+        node.engine.gpus[0]["status"] = status
+        del node.engine.values["1/0"]
+        node.run()
+        lost = node.newest(A)
+        assert (lost.up, lost.reason, lost.values) == (False, "lost", {})
+        assert node.newest(B).up
     for fields, refused in (
         ([], "Profiling is not supported for this group of GPUs or GPU"),
         ([1016, 1017], "none of the profiling fields is supported"),
@@ -189,7 +191,7 @@ def test_instances_come_and_go_while_it_runs(node: Node) -> None:
     # What DCGM has published itself is no device of NVML's.
     node.known = tuple(samples[-1] for samples in node.sink.devices.values())
     new = [{"id": 6, "gpu": 0, "gi": 1}]
-    node.engine.change(instances=new, values={"4/6": {1001: 0.125}})
+    node.engine.change(instances=new, values={"4/6": {1001: 0.125}, "5/0": {1001: 0.7}})
     node.run(16)
     assert list(node.sink.devices) == [f"{A}/gi1"]
     assert node.health.up
@@ -233,6 +235,10 @@ def test_a_pause_that_lasts_too_long_is_ended_and_not_begun_again(node: Node) ->
     node.wanted = True
     node.run(1)
     assert node.engine.calls.count("pause") == 2
+    # One that cannot be ended is over for us.
+    node.engine.can_pause = node.wanted = False
+    node.run(1)
+    assert (node.health.up, node.health.reason) == (True, "")
 
 
 def test_a_pause_that_outlived_the_connection_is_ended_or_begun_again(node: Node) -> None:
@@ -252,6 +258,9 @@ def test_a_pause_that_outlived_the_connection_is_ended_or_begun_again(node: Node
     node.engine.change(started=1, paused=False)
     node.run(3)
     assert node.engine.paused and node.values(A) == {}
+    node.engine.up = False
+    node.source.close()
+    assert node.engine.calls[-1].startswith("disconnect ")
 
 
 def test_a_host_engine_gone_comes_back(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -267,9 +276,19 @@ def test_a_host_engine_gone_comes_back(node: Node, caplog: pytest.LogCaptureFixt
     text = "DCGM at localhost:5555: The connection to the host engine is not valid any longer"
     assert (node.health.up, node.health.reason, node.sink.devices) == (False, text, {})
     assert caplog.messages == [text]
-    node.engine.up = True
+    # The bindings raise other errors, too, in any words.
+    for error, said in ((Exception("two\nlines"), "two lines"), (ValueError(), "ValueError")):
+        node.engine.error = error
+        node.run(60)
+        assert node.health.reason == f"DCGM at localhost:5555: {said}"
+    node.engine.change(up=True, error=None)
     node.run(60)
     assert node.values(A) and node.health.up
+    node.engine.up = False
+    node.run()
+    assert caplog.messages[-2:] == ["DCGM at localhost:5555: ValueError", text]
+    node.engine.up = True
+    node.run()
     # Restarted between two readings: nothing of before is known to it.
     node.engine.change(started=1, values={"1/0": {1001: 0.125}})
     node.run(3)

@@ -141,7 +141,7 @@ def test_pages_are_read_as_far_as_they_can_be(cases):
         return "; ".join([f"{rejected} rejected", *values])
 
     cases("dcgm_pages.txt", found)
-    endless = 'DCGM_FI_DEV_GPU_TEMP{gpu="' + "0" * 20_000 + '"} 43'
+    endless = f"DCGM_FI_DEV_GPU_TEMP{{{labels(more=instance(7, 20_000 * 'x'))}}} 43"
     assert read(endless) == ([], 1)
 
 

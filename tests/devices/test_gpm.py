@@ -1,13 +1,11 @@
 """GPM on a fake driver: right numbers, few calls, and devices that have none are left alone."""
 
-import math
-
 import pynvml
 import pytest
 
 from tests.devices.conftest import Golden
 from tests.devices.nvml_by_hand import HandNvml, texts, uuid
-from warpwatch_devices.nvml.gpm import Gpm, GpmRequest, GpmTurns, refused, shares_of, traffic_of
+from warpwatch_devices.nvml.gpm import Gpm, GpmRequest, GpmTurns, refused
 from warpwatch_devices.nvml.library import CallCosts, DeviceGone, Meaning, initialise
 from warpwatch_telemetry.catalogue import CATALOGUE
 
@@ -141,24 +139,3 @@ def test_what_a_device_does_not_measure_is_not_asked_again() -> None:
     assert len(request.metrics) == 14
     assert {20, 60}.isdisjoint(request.metrics)
     assert [metric for metric, _, _ in request.answers()] == list(request.metrics)
-
-
-def test_only_rounding_is_clamped() -> None:
-    answers = [(1, 0, 100.4), (2, 0, -0.2), (3, 0, 101.5), (5, 0, math.nan), (10, 0, math.inf)]
-    assert shares_of([*answers, (11, 3, 50.0), (12, 0, 12.5)]) == {
-        ("device_graphics_active_ratio", ()): 1.0,
-        ("device_sm_active_ratio", ()): 0.0,
-        ("device_pipe_active_ratio", ("fp32",)): 0.125,
-    }
-
-
-def test_traffic_is_in_bytes_and_never_negative() -> None:
-    assert traffic_of([(20, 0, 1024.0), (21, 0, 2.0), (60, 0, 3.0), (61, 0, 4.0)]) == {
-        "device_pcie_transmit": GIB,
-        "device_pcie_receive": 2 * 2**20,
-        "device_nvlink_receive": 3 * 2**20,
-        "device_nvlink_transmit": 4 * 2**20,
-    }
-    assert traffic_of([(20, 0, 0.0), (21, 0, -1.0), (60, 0, math.nan), (61, 999, 5.0)]) == {
-        "device_pcie_transmit": 0.0
-    }

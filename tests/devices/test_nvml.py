@@ -77,7 +77,10 @@ def source(nvml: HandNvml) -> Source:
 
 
 def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(source):
+    source.nvml.driver.fail("nvmlDeviceGetPciInfo_v3", 999)
     nvml = source.begin(2)
+    # Without addresses their XIDs are told apart by their UUIDs.
+    assert all("xid_errors_total{xid=79}" in nvml.values(gpu) for gpu in (0, 1))
     before = nvml.calls(gpu=1)
     nvml.rounds(60)
     assert "device_sm_active_ratio" in {name for name, _ in nvml.newest(1).values}
@@ -180,6 +183,10 @@ def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source)
     nvml.driver.set(3, absent=1)
     source.wait_while(lambda: nvml.up() != {*ALL, 8} - {3})
     assert nvml.reasons(3) == ["lost"]
+    # Beside one that has fallen off the bus, too.
+    nvml.driver.set(4, lost=1)
+    nvml.driver.set(5, absent=1)
+    source.wait_while(lambda: nvml.reasons(4, 5) != ["lost", "lost"])
     # None of the others was ever down.
     assert all(sample.up for gpu in (0, 1, 7) for sample in nvml.samples(uuid(gpu)))
     assert nvml.calls("nvmlShutdown") == nvml.calls(INIT) - 1
@@ -210,21 +217,23 @@ def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source)
     assert nvml.up() == ALL
     nvml.driver.set(driver_gone=1)
     nvml.loops.run("nvml-0")
+    assert nvml.reasons(0, 1) == ["driver", ""]
     before = nvml.calls(gpu=0)
-    nvml.advance(60)
+    nvml.advance(9)
     # It is not asked before NVML is initialised again.
     nvml.loops.run("nvml-0", "nvml", "nvml-watchdog")
     assert nvml.calls(gpu=0) == before
     assert set(nvml.reasons(*ALL)) == {"driver"}
     assert source.health.reason.endswith("Driver Not Loaded")
-    assert (errors := source.health.errors) > 0
+    assert (errors := source.health.errors) == 2
+    assert nvml.sink.counts["nvml_errors_total", "fields", "uninitialized"] == 1
     nvml.driver.set(driver_gone=None, driver_version="615.71.05")
     source.wait_while(lambda: nvml.up() != ALL, 7)
     assert nvml.newest(0).device.info["driver_version"] == "615.71.05"
     assert source.failures == []
     nvml.driver.fail("nvmlDeviceGetMemoryInfo_v2", 999)
     nvml.rounds(2)
-    assert source.health.errors > errors
+    assert source.health.errors == errors + 8
 
 
 def test_a_driver_of_another_version_ends_the_daemon_once_if_it_lasts(source):
@@ -312,6 +321,10 @@ def test_devices_that_may_not_be_read_or_never_could_end_nothing(source):
     source.wait(2 * GRACE_S)
     assert nvml.reasons(0, 1) == ["no_permission"] * 2
     assert source.failures == []
+    # One that is tried again may hang in that.
+    nvml.advance(10.0)
+    source.stick("nvml-1", gpu=1)
+    assert nvml.reasons(0, 1) == ["no_permission", "stuck"]
 
 
 def test_a_device_that_comes_beside_a_stuck_one_is_read_once_its_call_returns(source):
@@ -385,6 +398,15 @@ def test_a_device_that_never_reported_its_name_is_forgotten_when_it_goes(source)
     nvml.driver.set(driver_gone=1)
     source.wait(20)
     assert nvml.samples("unknown-2") == []
+
+
+def test_an_instance_that_is_removed_is_forgotten_not_lost(source):
+    nvml = source.begin(2)
+    for instances in (("0=1g.10gb/7/0", "1=1g.10gb/8/0"), ("0=1g.10gb/7/0",), ()):
+        nvml.driver.mig(1, *instances)
+        source.wait(21)
+        found = [samples[-1].up for name, samples in nvml.sink.devices.items() if "MIG-" in name]
+        assert found == [True] * len(instances)
 
 
 def test_return_codes_mean_what_the_policy_says(cases):

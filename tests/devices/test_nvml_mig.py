@@ -132,6 +132,9 @@ def test_counters_are_those_of_the_gpu_or_of_its_instances(process: Stepper) -> 
     values = rounds()
     assert values["mig_mode"] == 0 and own <= values.keys()
     assert values["pcie_receive_bytes_total"] >= received > 0
+    process.device.close()
+    buffers = [process.nvml.calls(f"nvmlGpmSample{does}") for does in ("Alloc", "Free")]
+    assert buffers == [10, 10]
 
 
 def test_instances_of_a_gpu_that_is_lost_are_lost_with_it(process: Stepper) -> None:

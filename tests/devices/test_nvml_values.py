@@ -16,7 +16,6 @@ from warpwatch_devices.nvml.counters import Integral, PcieBytes, busy_samples
 from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, GrowthRate, fast_fields
 from warpwatch_devices.nvml.library import driver_load
 from warpwatch_devices.nvml.processes import ProcessUse
-from warpwatch_devices.nvml.readers import RARE_S, SLOW_S, SLOWER_S, rounds_of
 from warpwatch_devices.processes import sees_host_processes
 from warpwatch_telemetry.metric import Values
 from warpwatch_telemetry.samples import DeviceProcess
@@ -129,6 +128,9 @@ def test_pcie_bytes_are_reported_once_they_are_seen_to_have_64_bits(process: Ste
     seen.append(process.step(SLOW)["pcie_receive_bytes_total"])
     # At last the device was reset.
     assert seen == [None, 2**33, 2**33 + 7, 2**33 + 12]
+    # One with these counters is not counted by its fields before their first values.
+    process.begin("h100").field(198, value=2**33)
+    assert "pcie_receive_bytes_total" not in process.step()
 
 
 def test_errors_of_nvlink_do_not_fall_where_one_link_is_silent(process: Stepper) -> None:
@@ -163,12 +165,6 @@ def test_events_are_asked_for_once_a_device_was_read_well(process: Stepper) -> N
     fake.set(lost=0)
     process.step(SLOW)
     assert process.calls("nvmlDeviceGetSupportedEventTypes") == 2
-
-
-def test_tiers_are_seconds_and_short_rounds_count_as_a_second() -> None:
-    tiers = (SLOW_S, SLOWER_S, RARE_S)
-    rounds = {s: [rounds_of(tier, s) for tier in tiers] for s in (0.1, 1.0, 5.0, 15.0)}
-    assert rounds == {0.1: [10, 30, 60], 1.0: [10, 30, 60], 5.0: [2, 6, 12], 15.0: [1, 2, 4]}
 
 
 def test_a_rate_is_the_growth_over_the_drivers_own_time() -> None:
@@ -210,23 +206,27 @@ def test_one_field_that_fails_the_whole_call_costs_only_itself(process: Stepper)
 def test_a_reader_that_fails_costs_its_own_values_alone(
     process: Stepper, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake = process.begin("h100", temperature_c=55, throttle_reasons=4)
+    fake = process.begin("h100", temperature_c=55, throttle_reasons=4, fabric_state=0)
     # This one may not be read, and these are the code of a function that the library lacks.
     fake.fail("nvmlDeviceGetBAR1MemoryInfo", 4)
     fake.fail("nvmlDeviceGetProcessUtilization", 3)
     fake.processes(0, "4000001/100")
     fake.field(186, error=4)
+    # Whether these are supported is not known: nothing replaces them.
+    fake.field(185, error=999)
+    fake.field(138, error=999)
     fake.fail("nvmlDeviceGetMaxPcieLinkGeneration", 999)
     fake.fail("nvmlDeviceGetTemperatureV", 13)
     fake.fail("nvmlDeviceGetCurrentClocksEventReasons", 13)
     values = process.step()
-    assert "encoder_utilization_ratio" in values
+    assert "encoder_utilization_ratio" in values and "nvlink_fabric_state" not in values
     assert values["temperature_celsius{sensor=gpu}"] == 55
     assert values["throttle_active{reason=sw_power_cap}"] == 1
     # A slow value whose newest reading failed is gone until the next.
     fake.fail("nvmlDeviceGetEncoderUtilization", 999)
     values = process.step(4 * SLOW)
-    assert "encoder_utilization_ratio" not in values and "bar1_memory_used_bytes" not in values
+    absent = {"bar1_memory_used_bytes", "nvlink_transmit_bytes_total", "power_watts"}
+    assert values.keys().isdisjoint({"encoder_utilization_ratio", *absent})
     assert {"decoder_utilization_ratio", "memory_used_bytes"} <= values.keys()
     assert process.counts["nvml_errors_total encoder unknown"] == 4
     for function in ("nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetProcessUtilization"):
@@ -239,14 +239,21 @@ def test_a_reader_that_fails_costs_its_own_values_alone(
     # A value that never changes is read until it was read once.
     fake.fail("nvmlDeviceGetMaxPcieLinkGeneration", 0)
     assert "pcie_link_generation_max" in process.step(EVERYTHING)
+    fake.fail("nvmlDeviceGetEncoderUtilization", 4)
+    for lost in (1, 0):
+        fake.set(lost=lost)
+        process.step(SLOW + 1)
+    assert [text for text in caplog.messages if "not permitted" in text][1:] == [
+        "not permitted, so not read: encoder"
+    ]
 
 
 def test_without_fields_power_comes_from_calls_and_energy_from_samples(process: Stepper) -> None:
-    fake = process.begin("h100", power_w=300)
+    fake = process.begin("h100", power_w=300, nvlinks_down=0b10)
     for number in (83, 165, 185, 187, 188, 189, 190):
         fake.field(number, error=3)
     first = process.step()
-    assert all(first[f"nvlink_link_up{{link={link}}}"] == 1 for link in range(18))
+    assert all(first[f"nvlink_link_up{{link={link}}}"] == (link != 1) for link in range(18))
     last = process.step(3)
     assert last["energy_joules_total"] - first["energy_joules_total"] == pytest.approx(900)
     assert last["power_watts"] == 300

@@ -19,7 +19,6 @@ from warpwatch_devices.processes import (
     ProcessUsage,
     gpu_processes,
     io_wait_is_accounted,
-    parse_stat,
     read_process,
     sees_host_processes,
 )
@@ -135,34 +134,18 @@ def test_processes_on_several_devices_are_taken_once_and_bounded():
     assert len(gpu_processes([sample(*range(1, 1000))])) == 256
 
 
-def test_a_line_of_stat_is_read_with_any_name():
-    line = (
-        "42 (a) b (c) S 7 42 42 0 -1 4194304 100 200 0 0 150 50 1000 2000 20 0 3 0 123456 "
-        "1000000 256 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0 0 300 0 0 0 0 0 0 0 0 0 0"
-    )
-    tick_s, page_bytes = 1 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    assert parse_stat(line) == Process(
-        pid=42,
-        state="S",
-        parent=7,
-        start_ticks=123456,
-        cpu_s=200 * tick_s,
-        waited_s=3000 * tick_s,
-        resident_bytes=256 * page_bytes,
-        io_wait_s=300 * tick_s,
-        threads=3,
-        core=1,
-        name="a) b (c",
-    )
-    assert parse_stat(line.replace("4194304", "2129984")).is_kernel
-    for other in ("", "42 (a) S", "x (a) " + "1 " * 60, "42 (a) S " + "x " * 60):
-        with pytest.raises(ValueError):
-            parse_stat(other)
+def test_a_line_of_stat_that_cannot_be_read_is_no_process(tmp_path):
+    (tmp_path / "42").mkdir()
+    (tmp_path / "42/stat").write_text("42 (a) S")
+    assert read_process(42, tmp_path) is None
 
 
 def process(pid: int, cpu_s: float = 0.0, waited_s: float = 0.0, **more: int) -> Process:
     parent, start = more.get("parent", 1), more.get("start", 0)
     return Process(pid, "R", parent, start, cpu_s, waited_s, 1000, io_wait_s=cpu_s / 10)
+
+
+KINDS = ("self", "children")
 
 
 @pytest.mark.parametrize("looks", cases(__file__).values())
@@ -172,16 +155,19 @@ def test_what_children_used_counts_once(looks):
         seen = [process(pid, **of) for pid, of in children.items()]
         usage.update(process(1, waited_s=waited_s), seen)
         values = usage.series(("1", "p"), io_wait=True)
+        resident = [values["process_resident_memory_bytes", ("1", "p", of)] for of in KINDS]
+        assert resident == [1000, 1000 * len(seen)]
         assert values["process_cpu_seconds_total", ("1", "p", "children")] == seen_s
 
 
 def test_waiting_for_disks_is_absent_where_the_kernel_does_not_account(tmp_path):
     usage = ProcessUsage()
     usage.update(process(1, 2.0), [process(2, 5.0)])
+    usage.update(process(1, 2.0), [process(2, 8.0), process(3, 1.0)])
     names = {name for name, _ in usage.series(("1", "p"), io_wait=False)}
     assert "process_io_wait_seconds_total" not in names
     values = usage.series(("1", "p"), io_wait=True)
-    assert values["process_io_wait_seconds_total", ("1", "p", "children")] == 0.5
+    assert values["process_io_wait_seconds_total", ("1", "p", "children")] == 0.9
     switch = tmp_path / "task_delayacct"
     assert io_wait_is_accounted(switch)
     switch.write_text("0\n")

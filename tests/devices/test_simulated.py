@@ -43,9 +43,17 @@ def test_devices_follow_their_load_as_they_did(golden: Golden) -> None:
     for profile in ("h100", "a100", "l4"):
         device, seen = SimulatedDevice(1, PROFILES[profile]), set[str]()
         lines.append(str(device.device))
-        for load, seconds in ((None, 60), (1.0, 4), (1.0, 56), (0.3, 60), (7.0, 60), (-1.0, 60)):
-            for _ in range(seconds):
-                sample = device.advance(0.0, 1.0, load)
+        for load, seconds in (
+            (None, 1),
+            (None, 59),
+            (1.0, 4),
+            (1.0, 56),
+            (0.3, 60),
+            (7.0, 60),
+            (-1, 60),
+        ):
+            for _ in range(2 * seconds):
+                sample = device.advance(0.0, 0.5, load)
             values = {f"{series_text(key)} {of:.6g}" for key, of in sample.values.items() if of}
             lines += [f"{profile} under {load}: {sample.processes}"]
             # Return the changes since then.
@@ -57,21 +65,24 @@ def test_devices_follow_their_load_as_they_did(golden: Golden) -> None:
 def test_the_source_follows_the_load_of_each_device() -> None:
     clock, sink = ManualClock(), RecordingSink()
     loops = HandLoops(clock)
-    config = SimulatedConfig(enabled=True, devices=3)
+    config = SimulatedConfig(enabled=True, devices=4)
     clocks = {"monotonic": clock.monotonic, "wall": clock.wall}
-    source = SimulatedSource(config, {0: 1.0, 1: 0.5, 2: None}.get, **clocks)
+    source = SimulatedSource(config, {0: 1.0, 1: 0.5, 2: None, 3: 0.0}.get, **clocks)
     source.start(loops, sink)
     for _ in range(3):
         loops.run("simulated")
-        clock.advance(1)
-    newest = [sink.devices[simulated_uuid(index)][-1] for index in range(3)]
+        clock.advance(2)
+    newest = [sink.devices[simulated_uuid(index)][-1] for index in range(4)]
     ratios = [value(sample, "utilization_ratio") for sample in newest]
-    assert ratios == pytest.approx([1.0, 0.5, 0.0], abs=0.03)
-    assert {sample.time for sample in newest} == {clock.wall() - 1}
+    assert ratios == pytest.approx([1.0, 0.5, 0.0, 0.0], abs=0.03)
+    assert {sample.time for sample in newest} == {clock.wall() - 2}
     assert sink.healths[-1].up
     (workload,) = sink.attributions[-1].workloads[simulated_uuid(1)]
     assert (workload.namespace, workload.pod) == ("simulated", "simulated-1")
-    assert simulated_uuid(2) not in sink.attributions[-1].workloads
-    # Two seconds of one port at 50 GB/s that is half as busy as its devices.
+    used = {simulated_uuid(index) for index in (0, 1, 3)}
+    assert sink.attributions[-1].workloads.keys() == used
+    # Four seconds of one port at 50 GB/s, which is as busy as its devices: 3/8.
     port = sink.hosts[-1].ports["mlx5_0/1"]
-    assert port["network_port_transmit_bytes_total", ("mlx5_0", "1")] == 50_000_000_000
+    assert port["network_port_transmit_bytes_total", ("mlx5_0", "1")] == 75_000_000_000
+    near = [labels[2] for name, labels in sink.hosts[-1].values if name.endswith("gpu_info")]
+    assert near == [simulated_uuid(index) for index in range(4)]

@@ -1,5 +1,6 @@
 """XIDs are counted once, from all origins; only new ones in the kernel log, in every spelling."""
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -70,6 +71,9 @@ def test_the_time_is_that_of_the_last_one():
     ledger.told(NVML, 31)
     ledger.clock.advance(100)
     ledger.told(NVML, 31)
+    # What the log has of before is older, and ends with the load of the driver.
+    ledger.recall(ADDRESS, 31, 1_800_000_000.0)
+    ledger.forget_recalled()
     assert ledger.values(GPU) == {
         ("device_xid_errors_total", ("31",)): 2,
         ("device_xid_last_timestamp_seconds", ("31",)): 1_700_000_100.0,
@@ -86,6 +90,8 @@ def test_an_xid_before_its_gpu_is_known_is_kept_for_it_within_bounds():
         ledger.told((f"0001:{bus:02x}:00", "kernel_log"), 13)
     for xid in range(1, 1000):
         ledger.told(("0001:00:00", "kernel_log"), xid)
+    # One that is kept counts on.
+    assert ledger.told(("0001:00:00", "kernel_log"), 128, 2) == [True, True]
     ledger.register("GPU-first", "0001:00:00")
     ledger.register("GPU-last", "0001:ff:00")
     assert len(ledger.values("GPU-first")) == 256
@@ -125,7 +131,9 @@ def test_a_gpu_that_moved_keeps_its_counters_and_another_at_its_address_starts_a
     ledger.register(GPU, "0000:3b:00.0")
     moved = ("0000:3b:00", "kernel_log")
     assert ledger.told(moved, 79, 2) == [False, True]
-    assert ledger.total(79) == 2
+    ledger.register("GPU-next", ADDRESS)
+    assert (ledger.total(79), ledger.values("GPU-next")) == (2, {})
+    ledger.observe_health(GPU, "fatal_poison")
     ledger.register("GPU-new", "0000:3b:00.0")
     assert ledger.values("GPU-new") == ledger.values(GPU) == {}
 
@@ -140,6 +148,12 @@ def test_a_storm_is_logged_once_and_counted_in_full(caplog):
     ledger.told(NVML, 79)
     assert len(caplog.records) == 2
     assert ledger.total(79) == 52
+    ledger.clock.set_wall(1_000_000_000.0)
+    ledger.told(NVML, 79)
+    assert len(caplog.records) == 3
+    # Of the reports of a storm so many wait for those of the other origin.
+    ledger.told(NVML, 13, 300)
+    assert sum(ledger.told(LOG, 13, 300)) == 300 - 256
 
 
 FALLEN = "4,1201,5140900123,-;NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."  # noqa: E501
@@ -194,10 +208,22 @@ def begin() -> Iterator[Callable[[Path], Node]]:
         node.source.close()
 
 
-def test_records_that_were_overwritten_while_the_log_is_read_are_left_out(tmp_path):
+def test_records_that_were_overwritten_while_the_log_is_read_are_left_out(
+    tmp_path, begin, monkeypatch
+):
     (tmp_path / "kmsg").touch()
     read = Mock(side_effect=[b"1\n", BrokenPipeError, b"2\n3\n", BlockingIOError])
+    descriptors = len(os.listdir("/proc/self/fd"))
     assert xids.read_all(tmp_path / "kmsg", read) == ["1", "2", "3"]
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    node = begin(tmp_path / "kmsg")
+    overwritten = BrokenPipeError(errno.EPIPE, "Broken pipe")
+    with monkeypatch.context() as patch:
+        reads = [b"", overwritten, f"{FALLEN}\n".encode(), b""]
+        patch.setattr(os, "read", Mock(side_effect=reads))
+        node.round()
+        node.round()
+    assert (node.ledger.total(79), node.sink.healths[-1].errors) == (1, 1)
 
 
 LOADED = "4,9,5140900124,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  575.57.08\n"
@@ -210,6 +236,9 @@ LOADED = "4,9,5140900124,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  575.5
         (FALLEN, 100.0),
         (FALLEN.replace("79", "31"), None),
         (FALLEN + "\n" + LOADED, None),
+        # Of a program, and of a moment that is still to come.
+        (FALLEN + "\n" + LOADED.replace("4,9", "12,9"), 100.0),
+        (FALLEN.replace(",5140900123", ",9140900123"), 0.0),
     ],
 )
 def test_only_what_is_written_after_the_start_counts_but_grave_xids_before_it_are_known(
@@ -222,7 +251,8 @@ def test_only_what_is_written_after_the_start_counts_but_grave_xids_before_it_ar
     node.read()
     last_time = node.ledger.values(GPU).get(("device_xid_last_timestamp_seconds", ("79",)))
     assert (node.ledger.total(79), node.ledger.total(31)) == (0, None)
-    assert last_time == (seen_s_ago and pytest.approx(node.clock.wall() - seen_s_ago, abs=0.01))
+    seen_at = None if seen_s_ago is None else node.clock.wall() - seen_s_ago
+    assert last_time == (seen_at and pytest.approx(seen_at, abs=0.01))
     node.read("4,9,9,-;NVRM: Xid (PCI:0000:1a:00): 31, pid=1, MMU Fault\n")
     assert (node.ledger.total(31), node.ledger.total(79)) == (1, 0)
     assert node.healths == [("kernel_log", True, "")] * 2
@@ -274,17 +304,26 @@ def test_no_log_is_said(tmp_path, begin, caplog):
     assert "No such file or directory" in text and "CAP_SYSLOG" in text
     node.round()
     assert (node.healths, node.ledger.total(79)) == ([("kernel_log", True, "")], 0)
+    assert node.sink.healths[-1].errors == 0
 
 
 def test_a_log_that_breaks_later_is_down(tmp_path, begin):
     node = begin(tmp_path / "kmsg")
     node.read()
+    # The begin of a line of a program.
+    node.read("9,1,1,-;")
     broken = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     os.dup2(broken, node.source._log or -1)
     os.close(broken)
     node.round()
     assert node.healths[-1] == ("kernel_log", False, f"{node.path}: Is a directory")
     assert (node.sink.healths[-1].errors, node.sink.healths[-1].duration_s) == (1, 0.0)
+    # It is opened again after a minute.
+    node.path.write_text("")
+    node.clock.advance(60)
+    node.round()
+    node.read(FALLEN + "\n")
+    assert (node.healths[-1], node.ledger.total(79)) == (("kernel_log", True, ""), 1)
 
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="/dev/kmsg may not be read here")

@@ -12,7 +12,7 @@ from warpwatch_devices.attribution import podresources_pb2 as pb
 
 
 class FakeKubelet:
-    """``response`` is answered from now on, and only while ``answering`` is set."""
+    """``response``, or an error with this text, is answered while ``answering`` is set."""
 
     def __init__(self, socket: Path, response: Any = None) -> None:
         self.response = response if response is not None else pb.ListPodResourcesResponse()
@@ -41,6 +41,8 @@ class FakeKubelet:
         self.calls += 1
         self.peers.add(context.peer())
         self.answering.wait(DEADLINE_S)
+        if isinstance(self.response, str):
+            context.abort(grpc.StatusCode.INTERNAL, self.response)
         return self.response
 
 

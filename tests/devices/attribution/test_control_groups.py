@@ -26,7 +26,7 @@ def test_a_slurm_job_is_its_environment_unless_that_is_anothers(tmp_path, cases)
     def job(text: str) -> SlurmJob | None:
         folder, *variables = text.split(" ")
         path = f"0::/system.slice/slurmstepd.scope/{folder}/step_0/user/task_0\n"
-        (tmp_path / "7/cgroup").write_text(path)
+        (tmp_path / "7/cgroup").write_bytes(path.encode() + b"1:x:/\xff\n")
         (tmp_path / "7/environ").write_text("".join(f"{one}\0" for one in variables))
         return read_owner(7, "python", tmp_path).slurm
 
@@ -69,6 +69,11 @@ def test_owners_of_all_processes_that_can_be_read():
         13: ProcessOwner("python", UID, "a" * 64),
         14: ProcessOwner("python"),
     }
+    named = DeviceProcessesOrigin(
+        read=lambda _, name: ProcessOwner(name), host_processes=lambda: True
+    )
+    (many,) = named.read((sample(GPU_0, 0, *range(2000)),), 1.0).attributions
+    assert sorted(many.processes) == [*range(1, 1025)]
 
 
 def test_jobs_of_slurm_by_device():

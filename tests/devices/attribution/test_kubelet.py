@@ -74,7 +74,8 @@ def test_containers_of_all_kinds_hold_devices_by_all_kinds_of_ids(there: Node) -
     claimed = claim.claim_resources.add(
         driver_name="gpu.nvidia.com", pool_name="node-1", device_name="gpu-1-mig-1g10gb-19-0"
     )
-    claimed.cdi_devices.add(name="k8s.gpu.nvidia.com/device=gpu-1-mig-1g10gb-19-0")
+    # The driver's name is preferred to an index.
+    claimed.cdi_devices.add(name="nvidia.com/gpu=0")
     # Fields of newer kubelets are skipped.
     newer = response.SerializeToString() + b"\xfa\x07\x03new"
     answer = there.read(pb.ListPodResourcesResponse.FromString(newer))
@@ -95,6 +96,7 @@ def test_containers_of_all_kinds_hold_devices_by_all_kinds_of_ids(there: Node) -
         (WHOLE, (f"{GPU_0}::0", f"{GPU_0}::1")),
         ("nvidia.com/gpu.shared", (GPU_0, GPU_0)),
         (WHOLE, ("nvidia0/vgpu0", "nvidia0/vgpu1")),
+        (WHOLE, (GPU_0, f"{GPU_0}::1")),
     ],
 )
 def test_pods_sharing_a_device_are_named(there: Node, resource: str, ids: tuple[str, str]) -> None:
@@ -106,6 +108,7 @@ def test_a_claim_by_its_cdi_name_alone(there: Node) -> None:
     response = pb.ListPodResourcesResponse()
     claim = add_pod(response, "claimant").dynamic_resources.add(claim_name="gpu")
     by_uuid = claim.claim_resources.add(driver_name="gpu.nvidia.com", device_name="gpu-0")
+    by_uuid.cdi_devices.add(name="nvidia.com/gpu=0")
     by_uuid.cdi_devices.add(name=f"nvidia.com/gpu={GPU_1}")
     other = claim.claim_resources.add(driver_name="gpu.example.com", device_name="gpu-0")
     other.cdi_devices.add(name="nvidia.com/gpu=0")
@@ -135,10 +138,13 @@ def test_ids_that_lead_nowhere_are_named_and_cost_nothing_else(there: Node) -> N
         ("virtual", WHOLE, f"{GPU_0}-3"),
         ("absent", WHOLE, "nvidia9"),
         ("p" * 5000, WHOLE, GPU_1),
+        ("", WHOLE, "nvidia1"),
+        ("a\nb", WHOLE, f"{GPU_1}::1"),
         ("long", WHOLE, "x" * 100_000),
     )
     assert there.held(response=response) == {GPU_0: ["good"]}
-    assert there.read().refused == {f"{GPU_0}-3", "nvidia9", GPU_1, "x" * 100}
+    refused = {f"{GPU_0}-3", "nvidia9", GPU_1, "nvidia1", f"{GPU_1}::1", "x" * 100}
+    assert there.read().refused == refused
 
 
 def test_a_socket_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
@@ -161,6 +167,7 @@ def test_a_socket_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
 def test_a_kubelet_that_comes_goes_and_comes_back_is_asked_again(away: Node) -> None:
     # A node without a kubelet has nothing to say.
     assert away.read() == OriginAnswer()
+    assert KubeletOrigin(Path(__file__, "kubelet.sock")).read(node(), 1.0) == OriginAnswer()
     first = away.start(("before", WHOLE, GPU_0))
     for _ in range(3):
         assert away.held() == {GPU_0: ["before"]}
@@ -181,7 +188,9 @@ def test_a_kubelet_that_comes_goes_and_comes_back_is_asked_again(away: Node) -> 
 
 def test_a_kubelet_without_pods_after_its_start_is_doubted_for_a_minute(away: Node) -> None:
     training = ("train", WHOLE, GPU_0)
-    away.start(training)
+    away.start()
+    assert away.held() == {}
+    away.held(training)
     for lists_it_again in (True, False):
         assert away.held() == {GPU_0: ["train"]}
         away.kubelet.stop()
@@ -213,6 +222,8 @@ def test_what_is_long_or_late_fails_or_is_cut(there: Node, monkeypatch: pytest.M
     assert len(there.read().refused) == 7
     with pytest.raises(OriginError, match="more than 27 devices"):
         there.held(*many, ("one-more", WHOLE, GPU_0))
+    with pytest.raises(OriginError, match=f"^INTERNAL: {'a ' * 195}$"):
+        there.read("a\n" * 1000)
     monkeypatch.setattr(kubelet, "DEADLINE_S", 0.05)
     there.kubelet.answering.clear()
     with pytest.raises(OriginError, match="DEADLINE_EXCEEDED"):

@@ -125,9 +125,10 @@ def test_a_line_may_say_whose_the_job_is_and_no_file_that_none_runs(tmp_path: Pa
 )
 def test_absurd_content_is_refused_as_a_whole(tmp_path: Path, text: bytes, why: str) -> None:
     (tmp_path / GPU_0).write_bytes(text)
-    (tmp_path / GPU_1).write_text("5\n")
+    most = tuple(f"{n:063}" for n in range(64))
+    (tmp_path / GPU_1).write_text("\n".join(most) + "\n")
     reading = read_jobs(tmp_path)
-    assert jobs(reading) == {GPU_1: ("5",)}
+    assert jobs(reading) == {GPU_1: most}
     assert reading.refused == {f"{GPU_0}: {why}"}
 
 

@@ -70,13 +70,16 @@ def test_the_configuration_says_who_is_asked(tmp_path: Path) -> None:
 def test_a_failed_origins_last_word_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sink = ManualClock(), RecordingSink()
     (tmp_path / "0").write_text("42\n")
-    config = AttributionConfig(kubelet_socket=str(tmp_path / "none"), slurm=str(tmp_path))
+    (tmp_path / "ml_train_0b9f7a52-6f0c-4c35-9e0a-1d2c3b4a5f60").mkdir()
+    given = {"slurm": str(tmp_path), "pod_logs": str(tmp_path)}
+    config = AttributionConfig(kubelet_socket=str(tmp_path / "none"), **given)
     around = SourceContext(lambda _: None, node, lambda: False, lambda _: None)
     clocks = {"monotonic": clock.monotonic, "wall": clock.wall}
     source, loops = AttributionSource(config, around, **clocks), HandLoops(clock)
     source.start(loops, sink)
     assert [(one.name, one.up) for one in sink.healths] == [("attribution", True)]
-    names = ["attribution-cgroup", "attribution-kubelet", "attribution-slurm"]
+    names = ["attribution-cgroup", "attribution-kubelet", "attribution-pod_logs"]
+    names += ["attribution-slurm"]
     assert loops.names == names
     for pause_s in (9.9, 0.1, 10):
         loops.run(*names)
@@ -84,7 +87,9 @@ def test_a_failed_origins_last_word_stays(tmp_path: Path, monkeypatch: pytest.Mo
     of_slurm = [one for one in sink.attributions if one.origin == "slurm"]
     assert [one.slurm_jobs for one in of_slurm] == [{GPU_0: (SlurmJob("42"),)}] * 2
     assert [clock.wall() - one.time for one in of_slurm] == [20, 10]
-    assert not [one for one in sink.attributions if one.origin == "kubelet"]
+    # Rings of pods wait for this one.
+    asked = [one.origin for one in sink.attributions]
+    assert (asked.count("pod_logs"), asked.count("kubelet")) == (3, 0)
     health = sink.healths[-1]
     assert (health.name, health.up, health.errors) == ("attribution", False, 2)
     assert health.reason == f"kubelet: {tmp_path}/none: No such file or directory"
@@ -126,10 +131,12 @@ def test_a_failure_counts_and_a_new_one_is_logged(caplog: pytest.LogCaptureFixtu
 
 def test_a_refused_piece_counts_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     asked = Asked()
-    for refused in ({"nvidia9"}, {"nvidia9"}, {"nvidia9", "nvidia8"}):
+    nine, eight = {"nvidia9"}, {"nvidia9", "nvidia8"}
+    for refused in (nine, nine, eight, set[str](), eight):
         asked.step(OriginAnswer(refused=frozenset(refused)))
-    assert asked.errors == 2
+    assert asked.errors == 4
     assert caplog.messages == [
         "kubelet: 1 not understood: nvidia9",
         "kubelet: 1 not understood: nvidia8",
+        "kubelet: 2 not understood: nvidia8, nvidia9",
     ]

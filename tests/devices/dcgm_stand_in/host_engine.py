@@ -47,6 +47,7 @@ class Engine:
     instances: list[dict[str, int]] | None = None
     calls: list[str] = field(default_factory=list)
     up: bool = True
+    error: Exception | None = None
     started: int = 0
     paused: bool = False
     can_pause: bool = True
@@ -66,6 +67,8 @@ ENGINE = Engine()
 def call(started: int) -> Engine:
     """Do what every call does, unless the engine hangs, is down or was started again."""
     ENGINE.answers.wait(DEADLINE_S)
+    if ENGINE.error is not None:
+        raise ENGINE.error
     if not ENGINE.up or ENGINE.started != started:
         raise DCGMError(structs.DCGM_ST_CONNECTION_NOT_VALID)
     return ENGINE
@@ -93,8 +96,8 @@ class DcgmHandle:
     def Shutdown(self) -> None:
         if self.handle is not None:
             self.handle = None
+            ENGINE.calls.append(" ".join(("disconnect", *DcgmFieldGroup.names)))
             DcgmFieldGroup.names.clear()
-            ENGINE.calls.append("disconnect")
 
 
 class OfHandle:
@@ -149,7 +152,8 @@ class DcgmSystemProfiling(OfHandle):
         return 0
 
     def Resume(self) -> int:
-        self._call()
+        if not self._call().can_pause:
+            raise DCGMError(structs.DCGM_ST_MODULE_NOT_LOADED)
         ENGINE.paused = False
         ENGINE.calls.append("resume")
         return 0
@@ -158,6 +162,8 @@ class DcgmSystemProfiling(OfHandle):
 class DcgmGroup(OfHandle):
     def __init__(self, dcgmHandle: DcgmHandle, groupName: str) -> None:
         super().__init__(dcgmHandle)
+        self._name = groupName
+        DcgmFieldGroup.names.add(f"group {groupName}")
         self.samples: DcgmGroupSamples | None = DcgmGroupSamples(dcgmHandle, self)
         self.profiling: DcgmGroupProfiling | None = DcgmGroupProfiling(dcgmHandle, self)
 
@@ -169,6 +175,7 @@ class DcgmGroup(OfHandle):
 
     def Delete(self) -> None:
         self._call()
+        DcgmFieldGroup.names.discard(f"group {self._name}")
         self.samples = self.profiling = None
 
 
@@ -222,7 +229,11 @@ class DcgmGroupSamples(OfHandle):
         for kind, entity in self.members:
             reported = now.values.get(f"{kind}/{entity}", {})
             values.setdefault(kind, {})[entity] = {
-                field: [_field_value(None if paused else reported.get(field), now)]
+                # The newest comes last.
+                field: [
+                    _field_value(0.0, now),
+                    _field_value(None if paused else reported.get(field), now),
+                ]
                 for field in fieldGroup.fieldIds
             }
         return SimpleNamespace(values=values)

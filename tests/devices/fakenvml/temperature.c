@@ -88,6 +88,6 @@ nvmlReturn_t nvmlDeviceGetFanSpeed_v2(nvmlDevice_t device, unsigned int fan, uns
     WHOLE_GPU;
     SUPPORTED(call.profile->fans);
     NEEDS(fan < call.profile->fans);
-    *speed = fan_percent(&call);
+    *speed = fan_percent(&call) + fan;
     return NVML_SUCCESS;
 }
