@@ -26,6 +26,9 @@ SLOW = msgspec.convert(_PARTS["anomaly"], Anomaly)
 CAPTURE = msgspec.convert(_PARTS["capture"], Capture)
 _RANK = msgspec.convert(_PARTS["rank"], RankState)
 _CAPTURES = msgspec.convert(_PARTS["captures"], tuple[Capture, ...])
+_MORE_RANKS = msgspec.convert(_PARTS["more_ranks"], tuple[RankState, ...])
+_MORE_JOBS = msgspec.convert(_PARTS["more_jobs"], tuple[JobState, ...])
+_MORE_CAPTURES = msgspec.convert(_PARTS["more_captures"], tuple[Capture, ...])
 _SENSITIVITIES = msgspec.convert(_PARTS["sensitivities"], tuple[Sensitivity, ...])
 _ATTRIBUTIONS, _MORE_ATTRIBUTIONS = (
     msgspec.convert(_PARTS[name], tuple[Attribution, ...], strict=False)
@@ -82,7 +85,7 @@ def full_state() -> State:
             DeviceSample(Device("GPU-4", 4, "NVIDIA L4"), TIME, power),
         ),
         host=HostSample(TIME, {("host_memory_total_bytes", ()): 2**40}),
-        sources=(SourceHealth("nvml", False, "no driver", 0.0, 3), SourceHealth("host", True)),
+        sources=(SourceHealth("nvml", False, "no driver", 0.0, 3), SourceHealth("host", True, "", 0.25, 2)),
         ranks=(rank(0, energy_j=617.25), rank(1, status="died", memory_reserved_bytes=None)),
         jobs=(JobState("llama", 2, ("0", "1"), energy_j=1234.5, owner="uid/1000"),),
         anomalies=(active, replace(active, id="a2", summary="rank 0 was", end_time=TIME)),
@@ -100,6 +103,8 @@ def odd_state() -> State:
         ("device_made_up", ()): 1.0,
         ("device_clock_hertz", ("sm", "extra")): 1.0,
         ("device_recovery_action", ()): 0,
+        ("device_nvlink_link_up", ("0",)): 0,
+        ("device_nvlink_link_up", ("1",)): 1,
     }
     full = full_state()
     ours: dict[str, Any] = {"owner": "ns/team", "pod_uid": "p-1"}
@@ -112,16 +117,19 @@ def odd_state() -> State:
             # Owners of the same job and rank, and another run, which is counted only.
             *(rank(0), rank(0, owner="uid/7", steps_total=7), rank(0, run="r2")),
             rank(1, **ours, energy_j=5.0, parallel={"pipeline": (3, 4)}, step_clock="lightning"),
-            rank(2, status="exited", energy_j=5.0),
+            rank(2, status="exited", run="r0", energy_j=5.0),
             rank(3, gc_s=None, gc_collections_total=None, allocation_retries_total=None),
+            *_MORE_RANKS,
         ),
         # The first run is the live one; the energy of the other job is not known.
         jobs=(
             *(replace(full.jobs[0], run=run, world_size=n) for run, n in (("r1", 2), ("r0", 8))),
             JobState("other", 1, ("0",)),
+            *_MORE_JOBS,
         ),
         # The scrape names an agent's node, which an empty label would hide; a fleet's is its own.
-        anomalies=(found, replace(found, id="a4", kind="hang", node="gpu-7")),
+        anomalies=(found, replace(found, id="a4", kind="hang", rank=0, node="gpu-7")),
+        captures=(*full.captures, *_MORE_CAPTURES),
         attributions=(*full.attributions, *_MORE_ATTRIBUTIONS),
         sensitivities=_SENSITIVITIES,
     )

@@ -84,9 +84,15 @@ def test_inlined_labels_are_on_every_series_of_a_device_with_one_workload(state:
 def test_more_anomalies_than_can_be_described_are_counted() -> None:
     (anomaly,) = (found for found in full_state().anomalies if found.end_time is None)
     many = tuple(replace(anomaly, time=TIME + n, rank=n) for n in range(250))
-    lines = render(State(TIME, "1", "h", anomalies=many)).splitlines()
-    assert sum(line.startswith(b"warpwatch_anomaly_info{") for line in lines) == 200
-    assert b'warpwatch_anomaly_active{kind="straggler"} 250' in lines
+    # A graver one is described, however old.
+    grave = replace(anomaly, time=0.0, severity="critical")
+    lines = render(State(TIME, "1", "h", anomalies=(*many, grave))).splitlines()
+    described = [line for line in lines if line.startswith(b"warpwatch_anomaly_info{")]
+    assert len(described) == 200
+    assert sum(b'severity="critical"' in line for line in described) == 1
+    # Of the others the newest are.
+    assert [b'rank="%d"' % rank in b"".join(described) for rank in (50, 51)] == [False, True]
+    assert b'warpwatch_anomaly_active{kind="straggler"} 251' in lines
 
 
 def test_at_most_a_thousand_ranks_have_series() -> None:
