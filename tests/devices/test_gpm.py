@@ -108,6 +108,10 @@ def test_values_stand_for_three_rounds_without_an_answer(gpm: Counters) -> None:
     gpm.nvml.driver.fail(SAMPLE, 0)
     gpm.round()
     assert gpm.values[0]
+    # Totals stand while a rate is unknown.
+    gpm.nvml.driver.set(sentinels=1)
+    gpm.round()
+    assert gpm.values[0].keys() & {RECEIVED, "pcie_receive_bytes_per_second"} == {RECEIVED}
 
 
 def test_devices_that_cannot_tell_are_left(gpm: Counters, caplog: pytest.LogCaptureFixture) -> None:

@@ -94,6 +94,7 @@ def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(source):
     readers = {key[1] for key in nvml.sink.counts if key[0] == "nvml_calls_total"}
     assert readers >= {"fields", "memory", "processes", "gpm", "events", "event_wait", "scan"}
     assert nvml.sink.counts["nvml_call_seconds_total", "scan"] > 0
+    nvml.driver.fail("nvmlShutdown", 999)
     source.source.close()
     assert nvml.loops.names == ["nvml", "nvml-watchdog"]
     assert nvml.calls(INIT) == nvml.calls("nvmlShutdown") == 1
@@ -194,10 +195,16 @@ def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source)
 
 def test_without_a_driver_the_source_waits(source, tmp_path, monkeypatch):
     nvml, library = source.nvml, tmp_path / "driver.so"
-    monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", str(library))
+    # An empty name is none.
+    monkeypatch.setattr("warpwatch_devices.nvml.library.LIBRARY", "libnone.so")
+    monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", "")
     nvml.rounds()
+    assert source.health.reason.startswith("libnone.so not found: ")
+    monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", str(library))
+    source.wait(5)
     assert not source.health.up
-    assert source.health.reason.startswith(f"{library} not found: install the NVIDIA driver")
+    remedy = "install the NVIDIA driver, or name the file in WARPWATCH_NVML_LIBRARY ("
+    assert source.health.reason.startswith(f"{library} not found: {remedy}")
     library.symlink_to(nvml.driver.library / LIBRARY)
     source.wait(4)
     assert not source.health.up

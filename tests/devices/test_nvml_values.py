@@ -11,12 +11,12 @@ import pytest
 
 from tests.devices.conftest import Golden
 from tests.devices.nvml_by_hand import Stepper
+from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
 from warpwatch_devices.nvml.counters import Integral, PcieBytes, busy_samples
 from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, GrowthRate, fast_fields
-from warpwatch_devices.nvml.library import driver_load
+from warpwatch_devices.nvml.library import CallCosts, driver_load
 from warpwatch_devices.nvml.processes import ProcessUse
-from warpwatch_devices.processes import sees_host_processes
 from warpwatch_telemetry.metric import Values
 from warpwatch_telemetry.samples import DeviceProcess
 
@@ -64,6 +64,23 @@ def test_each_gpu_tells_what_it_supports(process: Stepper, profile: str, golden:
     assert not [name for name in process.counts if name.startswith("nvml_errors")]
 
 
+def test_the_costs_of_calls_are_drained_once() -> None:
+    costs, sink = CallCosts(), RecordingSink()
+    for seconds in (0.5, 0.25):
+        costs.add("fields", 2, seconds)
+        # What the device does not support is no error.
+        for code in (15, 3, 10):
+            costs.add_error("fields", code)
+        costs.drain(sink.count)
+        costs.drain(sink.count)
+    assert sink.counts == {
+        ("nvml_calls_total", "fields"): 4,
+        ("nvml_call_seconds_total", "fields"): 0.75,
+        ("nvml_errors_total", "fields", "gpu_is_lost"): 2,
+    }
+    assert costs.errors == 2
+
+
 def test_each_field_has_its_series(process: Stepper, golden: Golden) -> None:
     fake = process.begin("h100")
     fake.fail("nvmlGpmQueryDeviceSupport", 3)
@@ -89,6 +106,14 @@ def test_all_ones_are_no_value_but_a_wide_counter_may_have_them_below(process: S
     assert values["power_watts"] > 0
     fake.field(83, value=math.nan)
     assert "energy_joules_total" not in process.step(SLOW)
+    # One that the driver does not fill in, and one that says that the device is lost.
+    fake.field(83, value=5.0)
+    assert process.step()["energy_joules_total"] == 0.005
+    fake.field(83, error=-1)
+    assert "energy_joules_total" not in process.step(SLOW)
+    fake.field(83, error=15)
+    process.step()
+    assert (process.gpu.up, process.gpu.reason) == (False, "lost")
 
 
 RECEIVED = ("device_pcie_receive_bytes_total", ())
@@ -198,6 +223,8 @@ def test_one_field_that_fails_the_whole_call_costs_only_itself(process: Stepper)
     before = process.calls("nvmlDeviceGetFieldValues")
     values = process.step()
     assert process.calls("nvmlDeviceGetFieldValues") == before + 1
+    batches = ("fields", "slow_fields", "rare_fields")
+    assert sum(process.counts[f"nvml_calls_total {name}"] for name in batches) == before + 1
     assert "pcie_transmit_bytes_total" not in values
     assert "pcie_receive_bytes_total" in values
     assert "energy_joules_total" in values
@@ -229,11 +256,12 @@ def test_a_reader_that_fails_costs_its_own_values_alone(
     assert values.keys().isdisjoint({"encoder_utilization_ratio", *absent})
     assert {"decoder_utilization_ratio", "memory_used_bytes"} <= values.keys()
     assert process.counts["nvml_errors_total encoder unknown"] == 4
+    assert process.counts["nvml_errors_total fields no_permission"] == 1
     for function in ("nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetProcessUtilization"):
         assert process.calls(function) == 1
     assert caplog.messages == ["not permitted, so not read: bar1, some of fields"]
     assert process.calls("nvmlDeviceGetTemperatureV") == 1
-    assert process.gpu.up
+    assert process.gpu.up and process.gpu.processes[0].sm_ratio is None
     fake.fail("nvmlDeviceGetEncoderUtilization", 0)
     assert "encoder_utilization_ratio" in process.step(SLOW)
     # A value that never changes is read until it was read once.
@@ -268,7 +296,7 @@ def test_a_sample_holds_since_the_one_before_it_but_not_over_a_gap() -> None:
     samples.add([(10 * second, 100), (13 * second, 100)])
     assert integral.total == 0
     # In any order, and one that was given before.
-    samples.add([(14 * second, 50), (13 * second, 100), (13 * second + 500_000, 100)])
+    samples.add([(14 * second, 2**32 + 50), (13 * second, 100), (13 * second + 500_000, 100)])
     assert integral.total == pytest.approx(0.5 + 0.25)
     # The buffer holds three seconds: what lies further apart was not sampled in a row.
     samples.add([(18 * second, 100), (19 * second, 20)])
@@ -301,8 +329,9 @@ def test_shares_of_processes_go_on_after_the_clock_was_set_back() -> None:
     clock = ManualClock(wall=10_000.0)
     use = ProcessUse(clock.wall)
     old = (7, 10_000_000_000, 80, 0, 0, 0)
-    # More than all of a device is no share.
-    assert use.shares([old, (8, 10_000_000_000, 101, 0, 0, 0)]) == {7: 0.8}
+    # Of the first reading the last second counts. More than all of a device is no share.
+    first = [(7, 9_999_500_000, 40, 0), (7, 9_998_500_000, 90, 0), (0, 10_000_000_000, 50, 0)]
+    assert use.shares([old, *first, (8, 10_000_000_000, 101, 0, 0, 0)]) == {7: 0.6}
     clock.set_wall(10_000.0 - 3600)
     assert use.shares([old, (7, 6_400_000_000, 20, 0, 0, 0)]) == {7: 0.2}
 
@@ -325,19 +354,28 @@ def test_where_there_are_no_samples_utilization_is_integrated(process: Stepper) 
     assert process.calls("nvmlDeviceGetSamples") == 1
 
 
-def test_processes_are_listed_once_with_what_is_known_of_them(process: Stepper) -> None:
+@pytest.mark.parametrize("sees_host", [True, False])
+def test_processes_are_listed_once_with_what_is_known_of_them(
+    process: Stepper, monkeypatch: pytest.MonkeyPatch, sees_host: bool
+) -> None:
+    monkeypatch.setattr("warpwatch_devices.nvml.processes.sees_host_processes", lambda: sees_host)
     fake = process.begin("h100", load=60)
     fake.processes(0, "self/1000/C", "self/1000/G", "4000001/na/C", "4000002/50/M")
     process.step(SLOW)
-    own = Path("/proc/self/comm").read_text().strip() if sees_host_processes() else ""
+    own = Path("/proc/self/comm").read_text().strip() if sees_host else ""
     assert sorted(process.gpu.processes, key=lambda one: one.pid) == [
         DeviceProcess(os.getpid(), own, 1000 * 2**20, 0.15),
         DeviceProcess(4000001, "", None, 0.15),
         DeviceProcess(4000002, "", 50 * 2**20, 0.15),
     ]
+    # Within a second the driver has no new samples.
+    for _ in range(2):
+        process.nvml.advance(0.3)
+        process.device.step()
+    assert {one.sm_ratio for one in process.gpu.processes} == {0.15}
     # A process with the number of one that has left has its own name.
     fake.processes(0)
-    process.step(SLOW)
+    process.step(SLOW + 2)
     comm = Path("/proc/self/comm")
     before = comm.read_text()
     comm.write_text("successor")
@@ -345,7 +383,7 @@ def test_processes_are_listed_once_with_what_is_known_of_them(process: Stepper) 
     process.step(2)
     comm.write_text(before)
     names = [one.name for one in process.gpu.processes]
-    assert names == (["successor"] if sees_host_processes() else [""])
+    assert names == (["successor"] if sees_host else [""])
     # A list longer than its room is read again.
     fake.processes(0, *(f"{5_000_000 + i}/1/C" for i in range(32)))
     process.step(2)

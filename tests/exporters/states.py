@@ -85,7 +85,10 @@ def full_state() -> State:
             DeviceSample(Device("GPU-4", 4, "NVIDIA L4"), TIME, power),
         ),
         host=HostSample(TIME, {("host_memory_total_bytes", ()): 2**40}),
-        sources=(SourceHealth("nvml", False, "no driver", 0.0, 3), SourceHealth("host", True, "", 0.25, 2)),
+        sources=(
+            SourceHealth("nvml", False, "no driver", 0.0, 3),
+            SourceHealth("host", True, "", 0.25, 2),
+        ),
         ranks=(rank(0, energy_j=617.25), rank(1, status="died", memory_reserved_bytes=None)),
         jobs=(JobState("llama", 2, ("0", "1"), energy_j=1234.5, owner="uid/1000"),),
         anomalies=(active, replace(active, id="a2", summary="rank 0 was", end_time=TIME)),

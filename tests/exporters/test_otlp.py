@@ -126,12 +126,13 @@ def test_while_the_collector_is_away_logs_wait_in_a_bounded_queue(server, caplog
     }  # fmt: skip
     server.status, server.requests = 200, []
     site.advance(300)
-    assert len(logs_in(server)) == 1000
+    bodies = {one.key: one.value for record in logs_in(server)[-1:] for one in record.attributes}
+    assert (len(logs_in(server)), bodies["warpwatch.anomaly"].string_value) == (1000, many[-1].id)
     assert site.counted["logs", "sent"] == 1000
     assert len(caplog.records) == 1
-    server.status = 500
+    server.status = 400
     site.advance(60)
-    assert len(caplog.records) == 2
+    assert len(caplog.records) == 2 and "code: 400, reason: Bad Request" in caplog.messages[1]
 
 
 def test_a_collector_passes_on_what_it_is_sent(server: Receiver, tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_a_collector_passes_on_what_it_is_sent(server: Receiver, tmp_path: Path)
 def test_headers_are_read_again_and_sent(server: Receiver, tmp_path: Path) -> None:
     headers = tmp_path / "headers"
     headers.write_text("api-key: first\n")
-    site = Site(server.url, headers_file=headers)
+    site = Site(f"{server.url}/", headers_file=headers)
     site.advance()
     headers.write_text("api-key: second\n")
     site.advance(60)
@@ -191,12 +192,15 @@ def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver)
 
 def test_all_processes_of_a_fleet_report_an_anomaly_in_one_trace(server: Receiver) -> None:
     config = loading.parse(Config, {"exporters": {"otlp": {"endpoint": server.url}}}, "the test")
-    for node in ("fleet-0", "fleet-1"):
-        own = iter((STATE, replace(STATE, anomalies=(SLOW,)))).__next__
+    other = replace(SLOW, id="6553f1f0-9")
+    for node in ("fleet-0", "fleet-1", "fleet-2"):
+        own = iter((STATE, replace(STATE, anomalies=(SLOW, other)))).__next__
         metrics = AgentMetrics()
         ways = PushExporters(
             config.exporters, node, "warpwatch-fleet", "", metrics, lambda: STATE, own
         )
+        # The last one knows what the others have reported.
+        ways.know([SLOW, other] if node == "fleet-2" else [])
         ways.last_words["otlp"]()
-    first, second = logs_in(server)
+    first, _, second, _ = logs_in(server)
     assert (first.trace_id, first.span_id) == (second.trace_id, second.span_id)

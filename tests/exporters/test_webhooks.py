@@ -65,7 +65,8 @@ def test_an_anomaly_its_verdict_and_its_end_are_a_golden_message_each(
     server, golden, form, severity
 ):
     site = Site(server, format=form, min_severity=severity)
-    captures = replace(CAPTURE, id="running", outcome=None, diagnosis=None), CAPTURE
+    running = replace(CAPTURE, id="running", outcome=None, diagnosis=None)
+    captures = running, CAPTURE, replace(CAPTURE, id="no report/", files=())
     for found in ((SLOW,), (SLOW,), (SLOW, *captures), (ENDED, *captures, EXPLAINED)):
         site.see(INFO, *found)
     # Without a public URL there is no link.
@@ -86,6 +87,10 @@ def test_what_was_there_before_the_start_is_not_told_again(server: Receiver) -> 
     site = Site(server, state_of(SLOW))
     again = replace(SLOW, reopened=1)
     for found in ([SLOW], [ENDED], [again], [again], [replace(again, severity="critical")], []):
+        site.see(*found)
+    # Nor is what another process has told, even after the state has dropped it.
+    site.events.know([OTHER, INFO])
+    for found in ([INFO, OTHER], [OTHER], []):
         site.see(*found)
     assert site.events._known == set()
     told = [one["event"] + one["severity"] for one in site.told()]

@@ -10,7 +10,7 @@
  *   error:FUNCTION CODE             the function returns this code
  *   hang:FUNCTION 1                 the function does not return until this is taken back
  *   latency_us:FUNCTION N           what the function takes, instead of latency_us
- *   field_error:FIELD CODE          nvmlReturn of a field value
+ *   field_error:FIELD CODE          nvmlReturn of a field value; below 0: it is left out
  *   field_value:FIELD N             value of a field; a double with a point in it, or nan
  *   field_fails_call:FIELD CODE     nvmlDeviceGetFieldValues as a whole returns this code
  *   event:SEQUENCE TYPE DATA [GI CI]  an event; sequence numbers rise; TYPE 8 is an XID

@@ -328,6 +328,9 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
             return call.row->field_fails_call[values[i].fieldId];
     motion_t motion = move(call.gpu, call.row);
     for (int i = 0; i < count; i++) {
+        /* A negative code: the driver leaves this one as it is. */
+        if (values[i].fieldId < MAX_FIELDS && call.row->field_error[values[i].fieldId] < 0)
+            continue;
         values[i].timestamp = (long long)wall_us(motion.at_s);
         values[i].latencyUsec = 2;
         values[i].nvmlReturn = read_field(&call, &motion, &values[i]);
