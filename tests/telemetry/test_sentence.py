@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from tests.conftest import Cases
-from warpwatch_telemetry.anomalies import Anomaly, first_sentence, sentence
+from warpwatch_telemetry.anomalies import Anomaly, sentence
 
 BEGIN = 1_700_018_000.0
 SINCE = "since 03:13 UTC on 15 Nov"
@@ -19,11 +19,3 @@ def test_a_sentence_has_cause_place_owner_and_begin(cases: Cases) -> None:
         return sentence(replace(OFF_THE_BUS, **json.loads(changes)), "gpu-155")
 
     cases("telemetry/sentences.txt", said)
-
-
-def test_a_label_has_the_first_cause_alone_whatever_is_found_later() -> None:
-    said = f"GPU 2 on gpu-155, rank 1234 of llama-70b (ns/team), {SINCE}"
-    found = replace(OFF_THE_BUS, first_summary="XID 31 (Memory page fault); look at the job")
-    assert first_sentence(found, "gpu-155") == f"XID 31 (Memory page fault): {said}"
-    # As an older daemon kept it.
-    assert first_sentence(OFF_THE_BUS, "gpu-155") == f"xid: {said}"

@@ -17,7 +17,7 @@ from tests.manual_clock import ManualClock
 from warpwatch_daemon.for_fleet.api import agent_routes
 from warpwatch_serving import connection
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.connection import Connections, Peer, PeerRates, network
+from warpwatch_serving.connection import Connections, Peer, PeerRates
 from warpwatch_serving.routes import create_app
 
 HEAD = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n"
@@ -294,13 +294,6 @@ def test_a_request_beyond_the_rate_waits_and_is_answered(site: Site) -> None:
     assert site.read(other).endswith(b"xx")
     site.wait(0.6)
     assert site.asked == 205
-
-
-def test_addresses_of_one_ipv6_network_count_as_one():
-    assert network("2001:db8:1:2::1") == network("2001:db8:1:2:ffff::9")
-    assert network("2001:db8:1:2::1") != network("2001:db8:1:3::1")
-    assert network("::ffff:10.0.0.1") != network("::ffff:10.0.0.2")
-    assert network("127.0.0.1") == network("127.8.8.8") == network("::1")
 
 
 def test_a_body_over_one_mebibyte_is_refused(client, agent):

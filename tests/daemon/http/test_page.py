@@ -15,17 +15,12 @@ from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, MemoryAgent, aroun
 from tests.daemon.http.everything import fill
 from warpwatch_daemon.cli import main, status
 from warpwatch_daemon.cli.capture import describe
-from warpwatch_runtime.quantities import ago, gibibytes, rate, seconds, text
-from warpwatch_serving.page.captures import facts, outcome, price
-from warpwatch_serving.page.charts import ceiling_s, phase_shares, plots, step_chart
-from warpwatch_serving.page.devices import power
+from warpwatch_serving.page.charts import plots
 from warpwatch_serving.page.findings import headline, when
-from warpwatch_serving.page.jobs import RankedJob, cards
 from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
-from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.samples import SourceHealth
-from warpwatch_telemetry.state import Sensitivity, State
+from warpwatch_telemetry.state import State
 
 Golden = Callable[[str, bytes], None]
 
@@ -56,13 +51,6 @@ def test_the_headline_is_the_worst_of_what_is_known(agent, golden):
     golden("http/headlines.txt", "\n".join(lines).encode())
     brief = replace(straggler, end_time=straggler.time + 0.2)
     assert when(brief, now).endswith("; it lasted less than 1 s")
-
-
-def test_the_blind_detectors_are_named_up_to_a_few(agent):
-    sight = Sensitivity("straggler", "llama-7b", "uid/1000", True, "limit 1.9")
-    sees = replace(sight, blind=False)
-    notes = headline(replace(agent.now, sensitivities=(sees, *9 * [sight]))).notes
-    assert len([note for note in notes if "is blind" in note]) == 5
 
 
 def test_what_a_link_is_about_is_on_top_however_old_it_is(client, agent):
@@ -146,13 +134,6 @@ def test_a_thousand_ranks_and_many_anomalies_stay_one_short_page(client, agent, 
     assert listed.count("    rank ") == 5
 
 
-def test_jobs_without_ranks_are_a_few_cards_too(agent):
-    job, ranks = agent.now.jobs[0], agent.now.ranks[:1]
-    none, five = (RankedJob(job, n * ranks, (), "", is_slow=False) for n in (0, 5))
-    assert len(cards([none] * 20)) == 8
-    assert [len(drawn) for _, drawn in cards([five] * 3)] == [5, 3]
-
-
 def test_the_browser_may_run_exactly_what_the_policy_names(client):
     answer = client.get("/")
     policy = answer.headers["content-security-policy"]
@@ -164,30 +145,6 @@ def test_the_browser_may_run_exactly_what_the_policy_names(client):
     assert not re.search(r"\son\w+=", answer.text)
     assert "http://www.w3.org/2000/svg" in answer.text
     assert set(re.findall(r'(?:src|href)="(https?:[^"]*)', answer.text)) == set()
-
-
-def test_the_figures_of_the_page_are_the_golden_ones(golden):
-    request = CaptureRequest("a", "torch", "manual")
-    ranks = (RankCapture(0, "written"), RankCapture(1, "recording"))
-    capture = Capture("c", request, 0.0, ranks=ranks, world_size=2)
-    strange = float("nan")
-    # The newest step is at the right end of a chart, which one slow step does not flatten.
-    found = [
-        step_chart([1.0, 1.0, 2.0], 2.0, newest_step=9, marks=[8, 3]),
-        *(step_chart(steps_s, 1.0, newest_step=1, marks=[]) for steps_s in ([1.0], 5 * [strange])),
-        *map(ceiling_s, ([[0.1] * 99 + [60.0]], [[0.1, 0.12], [0.2]], [])),
-        *(phase_shares({"forward": 2.0, "mine": 1.0, "data_wait": 1.0}, 8.0)),
-        *(phase_shares({"forward": 9.0}, 8.0), phase_shares({"forward": float("inf")}, 0.0)),
-        *(phase_shares({}, 0.0), outcome(replace(capture, ranks=ranks[1:]))),
-        outcome(replace(capture, outcome="partial", world_size=8)),
-        outcome(replace(capture, ranks=(), outcome="no_memory")),
-        *(price({"before": 0.2, "during": 0.19}), price({"before": 0.2})),
-        *facts(replace(capture, cost_s=-0.2, expected_cost_s=1.0)),
-        *map(seconds, (2.5e-5, 0.0012, 0.2124, 1.0, 61.0, 4000.0, None, strange)),
-        *(gibibytes(80 * 2**30), rate(194_321.0, "tokens"), text("a\nb\tc" + "d" * 200, 8)),
-        *(ago(100.0, 101.0), ago(0.0, 200_000.0), power({("device_power_watts", ()): 0.0})),
-    ]
-    golden("http/figures.txt", "\n".join(map(repr, found)).encode())
 
 
 def test_what_is_no_longer_in_memory_comes_from_the_history(client, agent):
