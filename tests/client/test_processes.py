@@ -13,10 +13,13 @@ from select import select
 
 import pytest
 
+from tests.cases import cases
 from tests.client.daemon_side import Folder, Ring, program
 from tests.client.training import training
 from tests.waiting import DEADLINE_S, eventually
 from warpwatch import protocol, rendezvous
+
+CASES = cases(__file__)
 
 # The program asks for a daemon, and says whether it has a ring, once for each line it reads. Errors
 # of a round end in the helper thread's loop.
@@ -81,6 +84,10 @@ def test_steps_before_the_ring_are_in_the_totals(folder: Folder) -> None:
     numbers = [step[0] for step in ring.steps]
     assert numbers == list(range(numbers[0], steps))
     assert ring.header.step_begun == steps - 1
+    # Wall clocks: times since the epoch.
+    created = ring.header.identity
+    assert created.created_monotonic_ns < 10**18 < created.created_wall_ns
+    assert min(record.wall_ns for record in ring.records) > 10**18
     number, duration_ns, gpu_ns, allocated, samples, tokens, forward_ns, flags = ring.steps[-1]
     assert (number, samples, tokens, flags) == (steps - 1, 4, 10, 0)
     assert gpu_ns == allocated == protocol.ABSENT
@@ -108,14 +115,18 @@ def test_a_ring_is_whole_readable_and_locked_by_its_process(folder: Folder) -> N
 
 
 def test_a_daemon_of_root_is_trusted_and_one_of_another_user_is_not(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rendezvous, "SYSTEM_DIR", str(folder.path))
-    for uid in (os.geteuid(), 4242):
+    link = tmp_path / "link"
+    link.symlink_to(folder.path)
+    opened = len(os.listdir("/proc/self/fd"))
+    for path, uid in ((folder.path, os.geteuid()), (folder.path, 4242), (link, os.geteuid())):
+        monkeypatch.setattr(rendezvous, "SYSTEM_DIR", str(path))
         found = rendezvous.find_daemon({}, uid)
-        assert (found is not None) == (os.geteuid() in (0, uid))
+        assert (found is not None) == (path != link and os.geteuid() in (0, uid))
         if found is not None:
             found.close()
+    assert len(os.listdir("/proc/self/fd")) == opened
 
 
 def test_two_ranks_are_two_rings(folder: Folder) -> None:
@@ -149,49 +160,19 @@ def test_a_killed_writer_leaves_a_ring_that_reads_cleanly(folder: Folder) -> Non
         path.unlink()
 
 
-CAUGHT = "try: raise ValueError('no such layer: ' + 'x' * 500)\nexcept ValueError: sys.exit({})"
-# A signal's handler raises while the exit waits for a capture.
-INTERRUPTED_EXIT = """
-helper = sys.modules["warpwatch.attach"]._helper
-helper.captures._exports = 1
-helper._wait = lambda _: sys.exit(7)
-os._exit(0)
-"""
-EXECUTES = """
-from warpwatch.protocol import WORD_ENDED
-try: os.execvp("no-such-program", ["no-such-program"])
-except FileNotFoundError: assert not monitor.clock.ring.words[WORD_ENDED]
-os.execl(sys.executable, "python", "-c", "")
-"""
-
-
-@pytest.mark.parametrize(
-    ("end", "status", "events"),
-    [
-        ("raise ValueError('no such layer: ' + 'x' * 500)", 1, ["exception", "exit"]),
-        (CAUGHT.format(3), 3, ["exception", "exit"]),
-        (CAUGHT.format(""), 0, ["exit"]),
-        (
-            f"try: exec({CAUGHT.format(3)!r})\nexcept SystemExit:\n with monitor.step(): 0",
-            0,
-            ["exit"],
-        ),
-        ("sys.exit(3)", 3, ["exit"]),
-        (INTERRUPTED_EXIT, 0, []),
-        (EXECUTES, 0, []),
-    ],
-)
-def test_an_exception_that_ends_a_program_is_an_event(folder, end, status, events):
-    with training(folder) as found:
-        found.request(1, end)
+@pytest.mark.parametrize("case", CASES["ends"].values(), ids=CASES["ends"])
+def test_an_exception_that_ends_a_program_is_an_event(folder, case):
+    define = "WHY = 'no such layer: ' + 'x' * 500"
+    with training(folder, define=define, main=case.get("main", "serve()")) as found:
+        found.request(1, case["end"])
         errors = found.process.communicate(timeout=DEADLINE_S)[1]
-        assert found.process.returncode == status
-    assert ("x" * 500 in errors) == end.startswith("raise")
-    ended = (folder.ring().header.ended, folder.ring().event_names())
-    assert ended == (end != INTERRUPTED_EXIT, events)
-    if "exception" in events:
-        event = folder.ring().events[0]
-        assert (event["type"], event["detail"]) == ("ValueError", "no such layer: " + "x" * 85)
+        assert found.process.returncode == case.get("status", 0)
+    assert ("Traceback" in errors) == case.get("shown", False), errors
+    ring = folder.ring()
+    assert ring.header.ended == case.get("ended", True)
+    assert [event.get("type", event["event"]) for event in ring.events] == case["events"]
+    details = {event["detail"] for event in ring.events if "detail" in event}
+    assert details <= {"no such layer: " + "x" * 85}
 
 
 def test_running_out_of_memory_is_reported_though_it_is_caught(folder: Folder) -> None:
@@ -210,8 +191,10 @@ def test_running_out_of_memory_is_reported_though_it_is_caught(folder: Folder) -
 
 def test_a_forked_child_leaves_ring_and_lock_to_its_parent(folder: Folder) -> None:
     fork = (
-        "pid = os.fork()\n"
+        "guard = sys.modules['warpwatch.attach']._guard\n"
+        "with guard: pid = os.fork()\n"
         "if pid == 0:\n"
+        "    assert warpwatch.attach() is not monitor\n"
         "    for _ in range(5):\n"
         "        with monitor.step(samples=1000), monitor.phase('child'): pass\n"
         "    opened = [os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')\n"
@@ -279,9 +262,14 @@ def test_only_a_named_folder_may_be_another_users(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to give a folder away")
     folder = Folder(tmp_path / "runtime" / "warpwatch")
+    unnamed = {"WARPWATCH_DIR": "", "XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
+    with folder.held():
+        for path in (folder.path, folder.path / "daemon.lock"):
+            os.chown(path, 12345, 12345)
+            assert rendezvous.find_daemon(unnamed, 0) is None
+            os.chown(path, 0, 0)
     for path in (folder.path, folder.path / "daemon.lock", folder.path / "ranks"):
         os.chown(path, 12345, 12345)
-    unnamed = {"WARPWATCH_DIR": "", "XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
     with folder.held():
         with asking(folder, **unnamed) as process:
             assert not process.has_ring()
