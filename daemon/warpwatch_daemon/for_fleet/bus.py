@@ -238,10 +238,13 @@ class BusAgent:
         task = asyncio.current_task()
         assert task is not None
         self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+        if self._is_closed:
+            return
         try:
             await self._bus.connect()
             await self._bus.serve(self._subject, self._replies.reply)
-            while not (self._is_closed or self._bus.is_closed):
+            # Only a cancel by ``close`` ends this: a late one would hit the last lines.
+            while not self._bus.is_closed:
                 with contextlib.suppress(BusError):
                     await self._publisher.advance()
                 await asyncio.sleep(PUBLISH_INTERVAL_S)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import pytest
 from starlette.applications import Starlette
@@ -24,7 +24,7 @@ from tests.fleet.bus.server import Fabric, NatsServer, until
 from tests.fleet.nodes import NOW, TestCluster, TestNode, seen, step
 from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
-from warpwatch_daemon.for_fleet.bus import BusAgent, BusReplies, RecordPublisher
+from warpwatch_daemon.for_fleet.bus import BusAgent, BusReplies
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError, BusLinks
 from warpwatch_fleet.bus.fleet import SharedSessions, Views, WorkerDetails, WorkerFleet, WorkerView
@@ -42,7 +42,7 @@ from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.kubernetes.conditions import Conditions
 from warpwatch_fleet.targets import Target
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.bus import Bucket, Bus, BusError, StreamMessage, StreamReader, Turns
+from warpwatch_runtime.bus import Bucket, BusError, StreamMessage, StreamReader, Turns
 from warpwatch_serving.access import Caller
 from warpwatch_serving.answers import HttpError
 from warpwatch_telemetry import bus_messages as said
@@ -536,36 +536,6 @@ def test_a_fault_of_a_device_is_shown_once_though_two_streams_of_its_agent_have_
         cluster.add_node(target := target_of(NODE, partition))
         cluster.feed(target.address, lines, NOW)
     assert len(list(cluster.anomalies())) == 1
-
-
-def test_clocks_are_sent_every_fourth_second_and_never_late():
-    class Away:
-        sent: ClassVar[list[tuple[str, bool]]] = []
-        is_away = True
-
-        async def publish(self, subject: str, content: bytes, ident: str) -> None:
-            if self.is_away:
-                raise BusError("away")
-            lines = b"".join(said.unpack(content))
-            self.sent.append((subject.split(".")[1], b'"clock"' in lines))
-
-    node, bus, clock = TestNode("gpu-1"), Away(), ManualClock()
-    publisher = RecordPublisher(
-        node.stream, cast(Bus, bus), NODE, "0.3.0", AgentMetrics(), clock.monotonic, lambda: NOW
-    )
-    assert node.stream._is_kept
-    node.say(seen(0, 1, "job"))
-    with pytest.raises(BusError):
-        asyncio.run(publisher.advance())
-    bus.is_away = False
-    sent = []
-    for pause_s in (1.0, 1.0, 1.0, 0.5, 1.0, 1.0):
-        asyncio.run(publisher.advance())
-        clock.advance(pause_s)
-        sent.append(bus.sent[:])
-        bus.sent.clear()
-    late = [("records", False), ("nodes", False)]
-    assert sent == [late, [], [], [], [("records", True), ("nodes", True)], []]
 
 
 @on_the_bus
