@@ -1,7 +1,11 @@
 """The daemon as a whole: its loops, what it asks of other parts, and its end."""
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,9 +15,21 @@ from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
 from warpwatch_daemon.config import Config
+from warpwatch_detection.anomalies.register import Change
 from warpwatch_runtime.loading import parse
 from warpwatch_telemetry.alerts import NotReadyError
+from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import CaptureKind, CaptureRequest
+from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId, RunSummary
+from warpwatch_telemetry.records import Step
+from warpwatch_telemetry.samples import (
+    Attribution,
+    Device,
+    DeviceSample,
+    HostSample,
+    SourceHealth,
+)
 
 Make = Callable[..., Daemon]
 
@@ -111,3 +127,74 @@ def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_
         daemon._close()
         command = (daemon.folder.commands / f"{ring.path.stem}.cmd").read_bytes()
         assert protocol.decode_command(command)[1]["op"] == "cancel"
+
+
+class Counted:
+    """A lock that counts how often it was acquired."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock, self.times = lock, 0
+        self.release = lock.release
+
+    def acquire(self, **wait: float) -> bool:
+        self.times += 1
+        return bool(self._lock.acquire(**wait))
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def test_the_locks_of_what_threads_share_are_golden(make, golden_case):
+    daemon, job, text = make(), JobId("ns/team", "llama", "r1"), ""
+    hub, archive, rank = daemon.hub, daemon.archive, SimpleNamespace(live=False)
+    anomaly = Anomaly(1.0, "warning", "slow", **job.fields(), id="a", kind="straggler")
+    run, sample = RunSummary(*job, 2.0, 1.0), DeviceSample(Device("GPU-1", 0, "H100"), 1.0)
+    calls: dict[Any, dict[str, tuple[Any, ...]]] = {
+        hub: {
+            **{"publish_device": (sample,), "publish_host": (HostSample(1.0, {}),)},
+            **{"publish_processes": (HostSample(1.0, {}),), "follow_ranks": ({},)},
+            **{"publish_attribution": (Attribution("slurm", 1.0),), "publish": ()},
+            **{"publish_health": (SourceHealth("nvml", up=True),), "job_energy": (job,)},
+            **dict.fromkeys(["health", "ranks_known", "devices", "pods", "captures", "state"], ()),
+            "forget_device": ("GPU-1",),
+        },
+        daemon.ranks: {
+            **{"poll": (1.0, 1.0), "states": (1.0,), "devices": (1.0,), "targets": (job,)},
+            **{"open_ring": (rank,), "step_begun": (rank,)},
+            **dict.fromkeys(["served_pods", "idle_pods", "take_ended", "live", "close"], ()),
+        },
+        daemon.runs: {
+            **{"observe": (Step(1.0, "llama", 0, 1, 1.0),), "advance": (1.0,)},
+            **{"copied": (run, "s3://a"), "all": (), "take_changed": (), "write": ()},
+        },
+        daemon._stream: {
+            **{"put": ([],), "put_anomaly": (anomaly,), "put_captures": ((),), "put_runs": ([],)},
+            **{"portion": (None,), "live": (), "live_keys": ()},
+        },
+        daemon._positions: {"put": ((),), "write": ()},
+        daemon.pipeline.leases: {"acquire": (job, "fleet", 1.0), "expire": ((),), "state": ()},
+        archive: {
+            **{"note_change": (Change("opened", replace(anomaly)),), "advance": (1e9,)},
+            **{"_put_back": ({},), "write": ()},
+        },
+        archive._store: {"write": ((), 1.0), "newest": (1,), "find": ("a",), "close": ()},
+        daemon.pipeline: {"step": (), "detector_statuses": (), "resolve": ("a", "b"), "close": ()},
+    }
+    for part, operations in calls.items():
+        for name, given in operations.items():
+            locks = {n: one for n, one in vars(part).items() if isinstance(one, LOCK)}
+            counted = {n: Counted(lock) for n, lock in locks.items()}
+            vars(part).update(counted)
+            with suppress(Refused):
+                found = getattr(part, name)
+                found = found(*given) if callable(found) else found
+            vars(part).update(locks)
+            times = ", ".join(f"{n} {one.times}" for n, one in counted.items())
+            text += f"{type(part).__name__}.{name}: {times}\n"
+    golden_case(text)
+
+
+LOCK = type(threading.Lock())

@@ -138,7 +138,7 @@ class RingFile:
         for index, ns in enumerate(phases):
             self.phases_ns[index] += ns
         totals = protocol.encode_totals(
-            self.steps, self.steps, self.steps, 8 * self.steps, 0, 0, self.phases_ns
+            self.steps, self.steps, self.steps, 8 * self.steps, 3 * self.steps, 0, self.phases_ns
         )
         self.put(protocol.TOTALS_OFFSETS[self.steps % 2], totals)
 

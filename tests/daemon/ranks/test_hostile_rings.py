@@ -39,6 +39,10 @@ def test_files_that_are_no_rings_are_counted_by_reason(node):
     node.poll()
     assert node.rejects == reasons, "each is counted once"
     assert len(node.states()) == 1
+    # One that is written over is considered again: it continues the good one.
+    (ranks / NAME.replace("r0", "r1")).write_bytes(good.path.read_bytes())
+    node.poll(1.0, 3.0)
+    assert not good.path.exists()
 
 
 def test_an_unfinished_ring_is_waited_for_a_minute_then_refused(node):
@@ -133,12 +137,16 @@ def test_a_ring_that_turns_out_to_be_broken_ends(node, change, reason):
 
 
 def test_an_absurd_record_count_costs_only_the_records(node):
-    ring = node.ring()
+    ring, other = node.ring(job="absurd"), node.met(job="other")
     ring.step()
     ring.word(protocol.WORD_RECORDS, (1 << 64) - 1)
-    state = node.newest()
+    node.poll()
+    other.steps_of(100)
+    node.poll()
+    state, well = node.states()
     assert state.lost_records > 1 << 60
     assert sum(state.durations.counts) <= protocol.RECORD_COUNT
+    assert (well.lost_records, sum(well.durations.counts)) == (0, 100)
 
 
 def test_an_owner_has_64_rings_and_one_beyond_them_is_accepted_once_another_has_gone(node):
@@ -198,7 +206,10 @@ def test_of_a_flood_a_bounded_number_of_records_is_read_and_every_one_of_an_hone
     assert node.rejects["too_many_records"] >= count
     # The log names each ring once.
     assert caplog.text.count("more records than are read") == count
+    # A new ring has its first records, if there is time for no other.
+    node.met(job="late", steps=16)
     states = {state.job: state for state in node.states()}
+    assert states["late"].lost_records == 0
     assert (states["honest"].lost_records, states["honest"].steps_total) == (0, 25)
     assert states["flood"].lost_records > 0
 
@@ -245,12 +256,13 @@ def test_steps_say_other_for_the_phases_beyond_the_limit_also_after_a_restart(no
     assert set(before[0]) == {*(f"pall_0_{n}" for n in range(16)), "other"}
 
 
-def test_positions_are_written_only_when_they_have_changed(tmp_path, caplog):
-    nowhere = Positions(tmp_path / "none")
+def test_positions_are_written_only_when_they_have_changed(tmp_path, caplog, monkeypatch):
+    failed: list[None] = []
+    nowhere = Positions(tmp_path / "none", lambda: failed.append(None))
     nowhere.put([])
     nowhere.write()
     nowhere.write()
-    assert len(caplog.messages) == 1
+    assert (len(caplog.messages), len(failed)) == (1, 2)
     wakes: list[None] = []
     positions = Positions(tmp_path, wake=lambda: wakes.append(None))
     entry = SavedRank(pod=None, ring="a", left=True)
@@ -264,6 +276,14 @@ def test_positions_are_written_only_when_they_have_changed(tmp_path, caplog):
     assert positions.put([]) == 2
     positions.write()
     assert positions.written == 2
+    # What comes while it writes is not lost.
+    write = positions._file.write
+    monkeypatch.setattr(positions._file, "write", lambda body: (write(body), positions.put([])))
+    assert positions.put([entry]) == 3
+    positions.write()
+    assert (positions.written, len(positions.load())) == (3, 1)
+    positions.write()
+    assert (positions.written, len(positions.load())) == (4, 0)
 
 
 def test_a_saved_rank_that_cannot_be_read_costs_no_other(tmp_path, caplog):
@@ -275,3 +295,5 @@ def test_a_saved_rank_that_cannot_be_read_costs_no_other(tmp_path, caplog):
     (tmp_path / FILE).write_bytes(body.replace(b'"b"', b"[]"))
     assert list(positions.load().values()) == [entries[0], entries[2]]
     assert "a rank is ignored: Expected `str`, got `array`" in caplog.text
+    (tmp_path / FILE).write_bytes(body.replace(b'"version":1', b'"version":2'))
+    assert positions.load() == {}

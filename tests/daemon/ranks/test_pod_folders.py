@@ -80,8 +80,10 @@ def test_a_pod_finds_a_rendezvous_of_its_own_and_files_of_no_pod_are_left_alone(
 
 def test_an_inbox_that_the_pod_does_not_mount_is_made_and_it_hears_what_to_mount(node):
     node.poll()
-    node.pod(A).mkdir()
+    (node.pod(A) / "commands").mkdir(parents=True)
+    (node.pod(A) / "commands" / "left-r0-0123456789abcdef.cmd").touch()
     node.poll()
+    assert os.listdir(node.pod(A) / "commands") == []
     assert mode(node.inbox(A)) == 0o1777
     ring = node.met(A)
     (rank,) = node.source.live()
@@ -92,6 +94,7 @@ def test_an_inbox_that_the_pod_does_not_mount_is_made_and_it_hears_what_to_mount
     ring.die()
     node.poll()
     assert node.source.open_ring(rank) is None
+    assert [len(node.source.take_ended()) for _ in range(2)] == [1, 0]
 
 
 def test_the_pod_of_a_rank_is_the_one_whose_folder_its_ring_lies_in(node):
@@ -216,9 +219,12 @@ def test_an_ended_ring_gives_its_place_back_at_once_where_another_waits(node, mo
     monkeypatch.setattr(source, "MAX_RINGS_PER_OWNER", shown)
     for rank in range(3):
         node.file(rank=rank, world_size=3).step()
+    met: dict[int, None] = {}
     for at_s in range(6):
         node.poll(at_s)
-    assert [state.steps_total for state in node.states()] == [1] * shown
+        met |= dict.fromkeys(state.rank for state in node.states())
+    newest = sorted([*met][-shown:])
+    assert [(state.rank, state.steps_total) for state in node.states()] == [(n, 1) for n in newest]
 
 
 @with_limits(rings=2)

@@ -176,6 +176,9 @@ def test_a_squatter_in_the_shared_inbox_keeps_no_pod_from_the_daemon(tmp_path):
     node.inboxes.sweep(3600.0, node.began + 4000)
     node.poll(61)
     assert node.inbox(A).is_dir()
+    (node.folder.inbox / "pods").rename(node.folder.inbox / "away").with_name("pods").touch()
+    node.poll(121, 182)
+    assert node.rejects == {"pods_unusable": 2}
     node.close()
 
 

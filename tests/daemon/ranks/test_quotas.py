@@ -238,6 +238,9 @@ def test_a_file_is_moved_out_of_the_inbox_if_the_store_has_space(tmp_path, monke
     assert take(tmp_path) == 2
     assert (tmp_path / "taken").read_bytes() == b"{}"
     assert not (tmp_path / "a.json").exists()
+    with (tmp_path / "taken").open("rb") as cut, pytest.raises(FetchError, match="became shorter"):
+        inbox._copy(cut.fileno(), tmp_path / "again", 3)
+    assert not (tmp_path / "again").exists()
 
 
 HOLES = 1 << 30

@@ -1,6 +1,7 @@
 """Facts of a rank besides its steps, and of its process from the kernel."""
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -49,6 +50,7 @@ def test_collections_and_memory_are_known_once_a_whole_record_tells_them(node):
     gc(ring, 0.5, 3)
     memory(ring, 100, 200, 150, 4, 1, 30)
     gc(ring, 0.75, 5)
+    gc(ring, 0.25, 2)
     state = node.newest()
     assert (state.gc_s, state.gc_collections_total) == (0.75, 5)
     assert (state.memory_allocated_bytes, state.memory_reserved_bytes) == (100, 200)
@@ -90,7 +92,7 @@ def test_a_restarted_daemon_knows_what_records_that_it_does_not_read_again_count
 def test_a_pause_of_the_collector_is_an_event_and_nonsense_is_refused(node):
     ring = node.ring()
     good = {"duration_s": 0.31, "generation": 2, "step": 7}
-    for wrong in ({}, {"duration_s": -1.0}, {"generation": 9}, {"duration_s": "long"},
+    for wrong in ({"x": math.inf}, {"duration_s": -1.0}, {"generation": 9}, {"duration_s": "long"},
                   {"step": 10**30}):  # fmt: skip
         ring.event("gc_pause", **good | wrong)
     (pause,) = node.events()
@@ -238,7 +240,12 @@ def test_a_process_that_holds_its_ring_is_looked_at_every_two_seconds(node, begi
 
 def test_a_ring_that_names_anothers_process_says_nothing_of_it(node):
     # The file says this process, the kernel says who holds it.
-    node.ring().step()
+    ring = node.ring()
+    assert looks(node) == []
+    # Nor one that names its own with another start.
+    identity = node.source.live()[0].ring.reader.header().identity
+    ring.put(0, protocol.encode_identity(identity._replace(pid=ring.holder.pid)))
+    node.clock.advance(2.0)
     assert looks(node) == []
 
 

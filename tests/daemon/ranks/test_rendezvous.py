@@ -62,16 +62,18 @@ def test_a_killed_daemon_reads_again_what_it_had_not_saved(node):
     assert (state.steps_total, sum(state.durations.counts)) == (2, 2)
 
 
-def test_what_a_failed_poll_had_read_comes_with_the_next(node):
+@pytest.mark.parametrize(("most", "steps"), [(20_000, [0, 1, 2]), (1, [1, 2])])
+def test_what_a_failed_poll_had_read_comes_with_the_next(node, monkeypatch, most, steps):
+    monkeypatch.setattr("warpwatch_daemon.ranks.source.MAX_UNSENT", most)
     ring, ranks = node.ring(), node.folder.ranks
     node.poll()
-    ring.step()
+    ring.steps_of(2)
     away = ranks.rename(node.folder.path / "away")
     with pytest.raises(FileNotFoundError):
         node.poll()
     away.rename(ranks)
     ring.step()
-    assert [node.steps(), node.steps()] == [[0, 1], []]
+    assert [node.steps(), node.steps()] == [steps, []]
 
 
 def test_a_reader_that_lags_says_how_many_records_it_lost_and_the_totals(node):
@@ -80,7 +82,7 @@ def test_a_reader_that_lags_says_how_many_records_it_lost_and_the_totals(node):
     (event,) = node.events()
     total = protocol.RECORD_COUNT + 7
     assert event.event == "records_lost"
-    said = {"records": 7, "steps": total, "samples": 8 * total, "tokens": 0}
+    said = {"records": 7, "steps": total, "samples": 8 * total, "tokens": 3 * total}
     assert event.detail == said
     (state,) = node.states()
     assert (state.lost_records, state.steps_total) == (7, total)
@@ -91,6 +93,8 @@ def test_a_reader_that_lags_says_how_many_records_it_lost_and_the_totals(node):
 @pytest.mark.parametrize("while_down", [False, True])
 def test_the_successor_of_a_dead_process_continues_its_counters(node, while_down):
     first = node.met(steps=5)
+    # However long its run has been there.
+    node.clock.advance(650.0)
     if while_down:
         node.source.close()
     first.step()
@@ -104,7 +108,8 @@ def test_the_successor_of_a_dead_process_continues_its_counters(node, while_down
         node.source = node.start()
     state = node.newest()
     assert (state.job, state.steps_total) == ("train", 7)
-    node.poll(2.0)
+    assert (state.samples_total, state.tokens_total) == (8 * 7, 3 * 7)
+    node.poll(652.0)
     assert not first.path.exists()
 
 
@@ -123,6 +128,8 @@ def test_a_killed_process_died_and_one_that_said_so_ended(node):
     killed.step()
     ended.step()
     node.poll()
+    ended.word(protocol.WORD_ENDED, 1)
+    assert [[one.event for one in node.events()] for _ in range(2)] == [["finished"], []]
     killed.die()
     ended.end()
     records, now = node.poll(3.0), node.began + 3.0
@@ -199,8 +206,10 @@ def test_a_folder_of_another_user_is_refused(tmp_path):
 
 
 def test_a_death_that_no_one_saw_is_dated_before_the_successor_came(node):
-    node.file().step()
-    node.clock.advance(0.5)
+    gone = node.file()
+    node.clock.advance(0.25)
+    gone.step()
+    node.clock.advance(0.25)
     node.ring().step()
     node.clock.advance(0.5)
     kinds = [
@@ -208,6 +217,27 @@ def test_a_death_that_no_one_saw_is_dated_before_the_successor_came(node):
         for record in node.poll()
     ]
     assert kinds == ["RankSeen", "Step", "died", "RankSeen", "Step"]
+
+
+def test_a_wrong_clock_dates_no_step_before_its_process_or_after_now(node):
+    ring = node.ring()
+    for wall_ns in (0, 1 << 62):
+        ring._wall_ns = lambda wall_ns=wall_ns: wall_ns
+        ring.step()
+    steps = [one for one in node.poll(5.0) if isinstance(one, Step)]
+    assert [one.time for one in steps] == [node.began, node.began + 5.0]
+    assert node.newest().last_step_time == node.began + 5.0
+
+
+def test_calls_without_steps_are_told_each_two_seconds(node):
+    ring, told = node.met(), []
+    for at_s, calls in ((1.9, 1), (2.1, 2), (2.2, 3), (4.2, 3), (4.3, 4), (6.0, 4), (6.5, 5)):
+        ring.steps_of(at_s == 6.0)
+        ring.word(protocol.WORD_CALLS, calls)
+        told += [(one.time - node.began, one.event, one.detail) for one in node.events(at_s)]
+    assert told == [
+        (pytest.approx(at_s), "training", {"calls": n}) for at_s, n in ((2.1, 2), (4.3, 4))
+    ]
 
 
 def test_a_death_that_was_reported_is_not_reported_again_after_a_restart(node):

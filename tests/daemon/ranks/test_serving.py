@@ -67,9 +67,13 @@ def test_a_second_has_counts_buckets_and_the_iterations_before_it(node):
     assert (second.first_token_s, second.inter_token_s, second.queue_s) == (0.1, 0.2, 3.0)
     assert second.iterations == {"decode": (2, 0.012)}
     assert second.comm_s == 0.003
-    ring.second(S, S, 0, 0, ABSENT, 0, 0, 0, 0, 0, 1 << 62)
+    # Of a record without an end the newest parts count.
+    for _ in range(25):
+        ring.second(continues=True, buckets=[(0, 4, 1)])
+    ring.second(S, 2 * S, 0, 0, ABSENT, 0, 0, 0, 0, 0, 1 << 62)
     (second,) = of(Serve, node.poll())
     assert (second.kv_usage, second.idle_s, second.first_token_s) == (None, 1.0, 0.0)
+    assert second.first_token == {4: 20}
     assert second.iterations == {"prefill": (1, 0.04)}
     assert node.newest().serve.idle is True
 
