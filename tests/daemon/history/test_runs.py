@@ -4,18 +4,19 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
-from warpwatch_capturing.remote_store import RemoteStore
+from warpwatch_capturing.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_daemon.history.runs import RunFiles, RunTable, RunUploads, key_of
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.captures import UPLOAD_OUTCOMES, Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId, RunSummary
 from warpwatch_telemetry.records import End, RankEvent, Serve, Step
 from warpwatch_telemetry.samples import Device, DeviceSample
@@ -117,12 +118,20 @@ def test_a_run_that_goes_on_is_written_once_a_minute(node):
     node.train(range(2))
     node.runs.write()
     (path,) = node.path.rglob("*.json")
-    written = []
-    for now in (39, 59, 61):
+    written, sent = [], [len(node.runs.take_changed())]
+    for now in (39, 59, 61, 81):
         node.look(20.0, BEGAN + now)
         node.runs.write()
         written.append(json.loads(path.read_text())["time"] - BEGAN)
-    assert written == [2, 2, 61]
+        sent.append(len(node.runs.take_changed()))
+    assert (written, sent) == ([2, 2, 61, 61], [1, 0, 0, 1, 0])
+    # At its end it is written at once, and again as soon as it goes on.
+    for status in ("exited", "running"):
+        node.ranks = (rank(0, status), rank(1, status))
+        node.train(range(100, 110) if status == "exited" else range(110, 120))
+        assert [run.end_time is None for run in node.runs.take_changed()] == [status == "running"]
+    node.start()
+    assert len(node.runs.take_changed()) == 1
 
 
 def test_a_run_ends_with_its_ranks_and_is_on_disk(node):
@@ -136,6 +145,13 @@ def test_a_run_ends_with_its_ranks_and_is_on_disk(node):
     # A copy of an older summary does not count.
     node.runs.copied(copied, "s3://ours")
     assert node.run().remote is None
+    # What could not be written is tried again.
+    away = (node.path / "runs").rename(node.path / "away")
+    (node.path / "runs").touch()
+    with pytest.raises(OSError, match="runs"):
+        node.runs.write()
+    (node.path / "runs").unlink()
+    away.rename(node.path / "runs")
     node.runs.write()
     (path,) = node.path.rglob("*.json")
     assert path.relative_to(node.path).as_posix() == "runs/ns%2Fteam/llama%207b/r1.json"
@@ -169,6 +185,7 @@ def test_a_restart_of_the_daemon_counts_no_step_twice(node):
         detail = {"event": "died"} if record is RankEvent else {}
         node.runs.observe(step(219, rank=number))
         node.runs.observe(record(BEGAN + 225 + number, rank=number, **detail, **JOB.fields()))
+    node.runs.observe(RankEvent(BEGAN + 300, rank=0, event="oom", **JOB.fields()))
     node.look(10, BEGAN + 1000)
     assert node.run().end_time == BEGAN + 226
     # Other processes resume it.
@@ -273,6 +290,8 @@ def test_a_summary_is_copied_at_the_end_and_each_ten_minutes(tmp_path):
     copy = tmp_path / "bucket/runs/ns%2Fteam/llama%207b/r1.json"
     assert json.loads(copy.read_text())["end_time"] is None
     assert counted(node.hub, "upload_bytes_total") == 2 * copy.stat().st_size
+    node.look(10)
+    assert node.run().remote == f"{remote.url}/runs/ns%2Fteam/llama%207b/r1.json"
     node.ranks = (rank(0, "exited"), rank(1, "exited"))
     node.train(range(120, 150))
     assert upload() == 3
@@ -285,6 +304,31 @@ def test_a_summary_is_copied_at_the_end_and_each_ten_minutes(tmp_path):
     node.start()
     uploads = uploads_of(node.runs)
     assert upload() == 3
+
+
+def test_a_copy_that_fails_is_counted_and_tried_again_after_pauses(node, caplog, golden_case):
+    for number in (1, 2, 3):
+        RunFiles(node.path).save(summary(number, ranks=(0,)))
+    node.start()
+    remote, clock, text = Mock(url="s3://ours"), node.clock, ""
+    uploads = RunUploads(remote, node.runs, node.hub.metrics, clock.monotonic, clock.wall)
+    # A pause is twice the one before it, and as short as the first after a success.
+    for after_s, away, lost in (
+        *((0, 1, 0), (4.9, 1, 0), (0.2, 1, 0), (9.9, 1, 0), (0.2, 0, 0), (0, 1, 1)),
+        *((0, 1, 0), (4.9, 1, 0), (0.2, 0, 0), (0, 0, 0)),
+    ):
+        remote.put.side_effect = RemoteStoreError("away") if away else None
+        if lost:
+            more = (summary(number, ranks=(0,)) for number in (4, 5))
+            node.runs._runs |= {one.job_id: one for one in more}
+        clock.advance(after_s)
+        uploads.advance()
+        if lost:
+            del node.runs._runs[JobId("uid/1", "train", "r0004")]
+        counts = [counted(node.hub, "uploads_total", "run", one) for one in UPLOAD_OUTCOMES]
+        pending = counted(node.hub, "uploads_pending", "run")
+        text += f"{after_s}: {remote.put.call_count} tried, {counts}, {pending} pending\n"
+    golden_case(text + "\n".join(caplog.messages))
 
 
 def kept(number: int, step_s: float = 0.5, **changes: Any) -> RunSummary:
@@ -302,7 +346,9 @@ def said(node: Node, *before: RunSummary) -> list[float] | None:
     for run in before:
         RunFiles(node.path).save(run)
     node.start()
-    node.train(range(121))
+    node.train(range(119))
+    assert node.runs.take_events() == []
+    node.train(range(119, 121))
     events = node.runs.take_events()
     assert node.runs.take_events() == []
     if not events:

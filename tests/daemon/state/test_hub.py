@@ -187,7 +187,10 @@ def ratios(*ranks: RankState, traces: Any = (), run: str = "r1") -> dict[str, fl
     hub.watch_ranks(lambda: ranks)
     hub.publish_device(DeviceSample(H100, 100.0, {}))
     request = CaptureRequest("train", "torch", "manual", run=run)
-    hub.publish(captures=(Capture("c1", request, 1.0, diagnosis={"traces": traces}),))
+    # The newest counts, of those that have it.
+    older = [one | {"window_s": one["window_s"] and 9.0} for one in traces]
+    captures = [Capture("c", request, 1.0, diagnosis={"traces": one}) for one in (older, traces)]
+    hub.publish(captures=tuple(captures))
     (job,) = hub.state().jobs
     return dict(job.model_flops_ratio)
 
@@ -197,7 +200,10 @@ def test_it_is_the_time_at_the_peak_of_what_a_capture_counted_by_the_time_of_a_s
     trace = {"window_s": 0.5, "steps": 4, "roofline": {"mfu_ratio": 0.2}}
     other = {"window_s": 0.5, "steps": 4, "roofline": {"mfu_ratio": 0.4}}
     new = replace(RANK, rank=1, name="1", steps_per_s=None)
-    assert ratios(RANK, new, traces=[trace, other]) == {"shapes": pytest.approx(0.0375 * 4)}
+    others = [replace(RANK, rank=n, name=str(n), steps_per_s=4.0 + n) for n in (2, -2)]
+    assert ratios(RANK, new, *others, traces=[trace, other]) == {
+        "shapes": pytest.approx(0.0375 * 4)
+    }
     # Ranks of another run, without a GPU, or without a step.
     assert ratios(RANK, traces=[trace], run="r2") == {}
     less: Any = ({"roofline": None}, {"roofline": {}}, {"steps": 0}, {"window_s": None})
