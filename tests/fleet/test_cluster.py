@@ -573,14 +573,20 @@ def test_what_was_judged_is_kept_each_four_minutes_and_for_a_day(two, tmp_path):
     assert JobStateStore(tmp_path).load() == {}
     JobStateStore(tmp_path).keep([], [job.id])
     assert list(tmp_path.iterdir()) == []
-    folder = tmp_path / "states"
-    store = JobStateStore(folder)
+    folder, failed = tmp_path / "states", list[str]()
+    store = JobStateStore(folder, fail=lambda: failed.append(store.complaint.text))
+    assert folder.stat().st_mode & 0o777 == 0o700
     folder.rmdir()
-    store.keep([job.saved()], ())
-    assert store.complaint.text
+    names = job.id, job.id._replace(run="another on the second node")
+    store.keep([msgspec.structs.replace(job.saved(), names=names)], ())
+    said = "a restart begins from what agents keep: cannot keep what is known of llama: [Errno 2] "
+    assert (failed, store.complaint.text[: len(said)]) == ([""], said)
     folder.mkdir()
-    store.keep([job.saved()], ())
-    assert store.complaint.text == ""
+    store.keep([msgspec.structs.replace(job.saved(), names=names)], ())
+    assert (store.complaint.text, {*store.load()}) == ("", {*names})
+    (file := folder / "file").touch()
+    said = f"a restart begins from what agents keep: fleet.state_dir {file}/x: Not a directory"
+    assert JobStateStore(file / "x").complaint.text == said
 
 
 def test_what_an_agent_raised_while_no_fleet_judged_stays_its_own(two):

@@ -25,6 +25,7 @@ from warpwatch_serving.page.selection import Selection
 from warpwatch_serving.server import Server
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading
+from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import RankState, State
 
 __all__ = ["fleet", "server"]
@@ -71,8 +72,39 @@ def test_thousands_of_ranks_are_cells_without_words(http, fleet):
     assert (len(cells(page)), page.count('class="heat-node')) == (2048, 256)
     assert [at for at, cell in enumerate(cells(page)) if "marked" in cell] == [1234]
     assert len(page) < 300_000
-    for ranks, drawn in ((4096, 1), (4104, 0)):
-        assert len(heatmap.maps(ranked(fleet_state(ranks, 8, None)))) == drawn
+    many = ((4096, 1), (4104, 1), (2052, 2))
+    drawn = [heatmap.maps(ranked(fleet_state(ranks, 8, None)) * jobs) for ranks, jobs in many]
+    assert [len(one) for one in drawn] == [1, 0, 1]
+    # Of many jobs those with a slow rank, also without an anomaly; of one, with words.
+    slow = ranked(replace(fleet_state(6, 2, 4), anomalies=()))
+    found = [[one.large for _, one in heatmap.maps(slow * count)] for count in (1, 2, 4)]
+    assert found == [[True], [False] * 2, [False] * 3]
+
+
+def test_the_tones_and_words_of_nodes_gpus_and_ranks_are_golden(golden_case):
+    some, agents = fleet_state(6, 2, 4), []
+    for name, about in cases(__file__)["nodes"].items():
+        gpus = []
+        for number, gpu in enumerate(about.pop("gpus", ())):
+            keys = {(one.split()[0], (*one.split()[1:],)): one for one in gpu.get("values", ())}
+            values = {k: gpu["values"][one] + NOW * ("_time" in one) for k, one in keys.items()}
+            device = Device(f"GPU-{number}", number, "")
+            gpus.append(DeviceSample(device, NOW, **gpu | {"values": values, "source": name}))
+        agents.append((SourceHealth(name, **about), gpus))
+    anomalies = replace(some.anomalies[0], node="gpu-001"), replace(some.anomalies[0], end_time=NOW)
+    state = with_nodes(replace(some, anomalies=anomalies), *agents)
+    cells = enumerate(cases(__file__)["cells"].items())
+    ranks = tuple(replace(some.ranks[0], rank=at, host=h, **about) for at, (h, about) in cells)
+    drawn = heatmap.heat_map(ranks, set(), large=True)
+    listed, running = nodes.listed(state), nodes.ranks(replace(state, ranks=ranks))
+    lines = [f"{nodes.shown(listed, nodes.troubled(state))} are shown\n"]
+    for health, drawn_gpus in listed:
+        lines.append(f"{health.name}: {nodes.tone(health)}: {nodes.how(health)}\n")
+        lines += [f"  {gpu.tone}: {gpu.title}\n" for gpu in drawn_gpus]
+    lines.append(f"waits: {drawn.waits}, slow: {sorted(heatmap.slow_nodes(drawn))}\n")
+    for host, (cell,) in drawn.nodes.items():
+        lines.append(f"{host}: {running[host]} running: {cell.classes}: {cell.title}\n")
+    golden_case("".join(lines))
 
 
 def test_ranks_that_are_alike_or_gone_are_said_in_words():

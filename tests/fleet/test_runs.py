@@ -3,11 +3,14 @@
 import itertools
 from typing import Any
 
+import msgspec
 import pytest
 
+from tests.cases import cases
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, run, seen
+from tests.golden_lines import line
 from tests.manual_clock import ManualClock
-from warpwatch_fleet.runs import Runs, merged
+from warpwatch_fleet.runs import RunPart, Runs, merged
 from warpwatch_telemetry.jobs import JobId, RunSummary
 
 
@@ -16,40 +19,33 @@ def shown(cluster: TestCluster) -> list[RunSummary]:
     return merged(parts, cluster.cluster.raised)
 
 
-def test_the_ranks_of_all_nodes_are_one_run():
+def test_the_ranks_of_all_nodes_are_one_run(golden_case):
     one, other = TestNode("gpu-1"), TestNode("gpu-2", ahead_s=3600.0)
     cluster = TestCluster(one, other)
     cluster.hear()
     fast = {"step_counts": {400: 90}, "judged_steps": 90, "phases_s": {"forward": 0.2}}
-    slow = {
-        "step_counts": {450: 10},
-        "judged_steps": 10,
-        "phases_s": {"forward": 0.4},
-        "world_size": 5,
-    }
-    one.stream.put_runs([run(0, 1, **fast, energy_j=5.0, anomalies={"oom": 1}, captures=("a",))])
+    slow = fast | {"step_counts": {450: 10}, "judged_steps": 10, "world_size": 5}
+    slow["phases_s"] = {"forward": 0.4}
     later = {"first_time": NOW + 3600, "time": NOW + 3670}
-    other.stream.put_runs([run(2, 3, **slow, **later, captures=("a", "b"))])
-    cluster.hear()
     # The fleet's own anomalies count, too.
     cluster.cluster.raised[JobId(OWNER, "llama", "41")] = {"straggler": 2}  # type: ignore[assignment]
-    (together,) = shown(cluster)
-    assert (together.ranks, together.node) == ((0, 1, 2, 3), "gpu-1, gpu-2")
-    assert (together.steps, together.judged_steps, together.tokens_per_s) == (100, 100, 2000.0)
-    assert together.phases_s == {"forward": pytest.approx(0.22), "other": pytest.approx(0.0)}
-    assert together.step_counts == {400: 90, 450: 10}
-    assert together.step_p50_s is not None and together.step_p95_s is not None
-    assert 2 < together.step_p95_s / together.step_p50_s < 3
-    assert (together.energy_j, together.captures, together.world_size) == (5.0, ("a", "b"), 5)
-    assert together.anomalies == {"oom": 1, "straggler": 2}
-    assert together.first_time == pytest.approx(NOW, abs=1)
-    assert together.end_time is None
-    one.stream.put_runs([run(0, 1, **fast, end_time=NOW + 60)])
-    other.stream.put_runs([run(2, 3, **slow, **later, end_time=NOW + 3661)])
-    cluster.hear()
-    (ended,) = shown(cluster)
-    assert ended.end_time == pytest.approx(NOW + 61, abs=1)
-    assert ended.time == pytest.approx(NOW + 70, abs=1)
+    found: list[RunSummary] = []
+    for ends in ({}, {"end_time": NOW + 3661}):
+        about = {"energy_j": 5.0, "anomalies": {"oom": 1}, "captures": ("a",)}
+        one.stream.put_runs([run(0, 1, **fast, **about, **dict.fromkeys(ends, NOW + 60))])
+        other.stream.put_runs([run(2, 3, **slow, **later, **ends, captures=("a", "b"))])
+        cluster.hear()
+        found += shown(cluster)
+    parts = [
+        RunPart(
+            JobId(OWNER, "llama", one.pop("run")), one.pop("node"), one.pop("ahead_s"),
+            msgspec.json.encode(run(*one.pop("ranks"), **one)),
+        )
+        for one in cases(__file__)["parts"]
+    ]  # fmt: skip
+    found += merged(parts, {})
+    assert found[-1].tokens_per_s is None
+    golden_case("".join(line("run", one) for one in found))
 
 
 def test_runs_without_an_id_are_joined_as_their_ranks_are():

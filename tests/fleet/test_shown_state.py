@@ -11,7 +11,9 @@ from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, run, seen,
 from tests.golden_lines import line
 from warpwatch._version import __version__
 from warpwatch_fleet.bus.fleet import WorkerDetails
+from warpwatch_fleet.node import Node
 from warpwatch_fleet.series import Series
+from warpwatch_fleet.targets import Target
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.records import DeviceReading, RankEvent
@@ -19,9 +21,8 @@ from warpwatch_telemetry.records import DeviceReading, RankEvent
 
 def test_all_that_is_known_of_two_nodes_is_golden(golden_case):
     cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2", ahead_s=40.0), TestNode("gpu-3"))
-    metrics = AgentMetrics()
-    Series(metrics, cluster.cluster, lambda: cluster.now)
-    first, second, _ = cluster.nodes
+    Series(metrics := AgentMetrics(), cluster.cluster, lambda: cluster.now)
+    first, second, third = cluster.nodes
     for number, node in enumerate((first, second)):
         places: Any = {
             "device": f"GPU-{number}",
@@ -48,19 +49,20 @@ def test_all_that_is_known_of_two_nodes_is_golden(golden_case):
     late = cluster.now + second.ahead_s
     second.say(RankEvent(late, "llama", 2, "stopped", {"silent_reason": "stopped"}, OWNER, "41"))
     first.say(RankEvent(cluster.now, "llama", 1, "resumed", {}, OWNER, "41"))
-    values = {("device_utilization_ratio", ()): 0.5, ("device_fan_ratio", ("0",)): 1.0}
     second.say(
-        DeviceReading(late, "GPU-1", values), DeviceReading(late, "GPU-9", {}, False, "lost")
+        DeviceReading(
+            late, "GPU-1", {(f"device_{one}_ratio", ()): 0.5 for one in ("fan", "utilization")}
+        ),
+        DeviceReading(late, "GPU-9", {}, False, "lost"),
     )
     lost = Anomaly(late, "critical", "GPU 1 is lost", "llama", 2, "GPU-1", id="6", kind="xid",
                    owner=OWNER, run="41", end_time=late)  # fmt: skip
     second.stream.put_anomaly(lost)
     second.stream.put_runs([run(2, 3, time=late, first_time=NOW + 40)])
     cluster.hear(first, second)
-    state = cluster.cluster
+    state, job = cluster.cluster, cluster.job()
     # A newer agent says something that this fleet does not know.
     state.feed(first.address, [b'{"type":"tomorrow","time":1}'], cluster.now)
-    job = cluster.job()
     ranks = [replace(r, recent_s=r.recent_s[-3:]) for r in job.ranks(state.names(), cluster.now)]
     # As another worker gets them.
     sent = msgspec.msgpack.encode(WorkerDetails((), *state.detector_statuses()))
@@ -77,5 +79,11 @@ def test_all_that_is_known_of_two_nodes_is_golden(golden_case):
     }
     lines = [line(name, one) for name, some in known.items() for one in some]
     lines += [f"{lease}\n" for lease in state.leases_due(cluster.now, ())]
+    # An agent that was not heard claims the name of another, whose job has ended.
+    state.nodes["gpu-9:9400"] = Node(Target("gpu-9:9400", node="gpu-3"))
+    over = msgspec.structs.replace(end(0, cluster.now), job="short")
+    third.say(seen(0, 1, "short"), over, step(9, 1, NOW))
+    cluster.hear(third)
+    cluster.now += 3
     text = "".join(lines) + generate_latest(metrics.registry).decode()
     golden_case(text.replace(__version__, "VERSION"))

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.cases import cases
 from tests.waiting import DEADLINE_S
 from warpwatch_daemon import cli
 from warpwatch_fleet.config import FleetConfig, FleetFile
@@ -13,20 +14,7 @@ from warpwatch_fleet.targets import Target, Targets
 from warpwatch_runtime.loading import load
 
 SLURM = Path(__file__).resolve().parents[2] / "examples" / "slurm"
-# As `sinfo --noheader --Node --format='%n %T'` prints it: a line for each node and partition, with
-# the flags of states (* no answer, ~ powered down, $ reserved, @ about to reboot).
-NODES = """\
-gpu-001 mixed gpu:h100:8(S:0-1)
-gpu-001 mixed gpu:h100:8(S:0-1)
-gpu-002 allocated nvme:1,gpu:8
-gpu-010 down* gpu:h100:8(S:0-1)
-gpu-011 drained$ gpu:h100:8(S:0-1)
-gpu-012 idle~ gpu:h100:8(S:0-1)
-gpu-013 future gpu:h100:8(S:0-1)
-gpu-014 idle@ gpu:h100:8(S:0-1)
-cpu-001 idle (null)
-cpu-002 idle nogpu:4
-"""
+CASES = cases(__file__)
 
 
 def write(path: Path, *targets: str, **labels: str) -> None:
@@ -56,28 +44,12 @@ def test_a_list_and_files_together_are_the_targets_with_the_labels_of_the_first(
     assert len(many.read()) == 8192
 
 
-GROUPS: list[Any] = [
-    {"targets": []},
-    [{"targets": 5}],
-    [{"targets": ["gpu-1"]}],
-    [{"targets": ["gpu-1:9400"], "label": {}}],
-    [{"targets": ["gpu-1:9400"], "labels": {"rack": 7}}],
-]
-SECTIONS = (
-    *("targets: [gpu-1]", "target: []", "metrics_token: true"),
-    *("agents: {token_file: /t}", "agents: {token_file: /no/t, allow_plain: true}"),
-    *("agents: {ca_file: /no/ca.pem}", "agents: {cert_file: /c}"),
-    "agents: {owner_token_files: {ns/team: /t}}",
-    "kubernetes: {taints: true}",
-)
-
-
 def test_a_file_with_a_mistake_is_refused_whole_and_what_it_gave_before_stays(
     tmp_path, golden_case
 ):
     path, lines = tmp_path / "nodes.json", []
     targets = targets_of(path)
-    for groups in GROUPS:
+    for groups in CASES["groups"]:
         write(path, "gpu-9:9400")
         targets.read()
         path.write_text(json.dumps(groups))
@@ -90,12 +62,12 @@ def test_a_file_with_a_mistake_is_refused_whole_and_what_it_gave_before_stays(
 
 def test_a_mistake_in_the_section_is_one_line_and_exit_2(tmp_path, capsys, golden_case):
     lines = []
-    for text in SECTIONS:
-        (tmp_path / "fleet.yaml").write_text(f"fleet: {{{text}}}")
-        assert cli.main(["fleet", "--config", str(tmp_path / "fleet.yaml")]) == 2
+    for text, *options in CASES["mistakes"]:
+        (tmp_path / "fleet.yaml").write_text(text)
+        assert cli.main(["fleet", "--config", str(tmp_path / "fleet.yaml"), *options]) == 2
         said = capsys.readouterr().err.replace(str(tmp_path), "")
         assert said.count("\n") == 1
-        lines.append(f"{text}\n    {said}")
+        lines.append(f"{' '.join((text, *options))}\n    {said}")
     golden_case("".join(lines))
 
 
@@ -128,7 +100,7 @@ def ask_slurm(folder: Path, sinfo: str, **env: str) -> subprocess.CompletedProce
 
 
 def test_every_powered_node_of_slurm_with_gpus_is_a_target_once_and_stays(tmp_path):
-    (tmp_path / "said").write_text(NODES)
+    (tmp_path / "said").write_text(CASES["sinfo"])
     asked, written = tmp_path / "asked", tmp_path / "slurm.json"
     ended = ask_slurm(tmp_path, f'echo "$@" > {asked}\ncat {tmp_path / "said"}\n')
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from warpwatch_runtime.quantities import plural, seconds, text
+from warpwatch_runtime.quantities import NO_VALUE, plural, seconds, text
 from warpwatch_serving.page import devices
 from warpwatch_serving.page.findings import is_late
 from warpwatch_telemetry.anomalies import sentence
@@ -75,7 +75,7 @@ def _gpu(sample: DeviceSample, now: float) -> Gpu:
     use, heat = devices.utilization(values), devices.temperature(values)
     limited, xids = devices.throttling(values), devices.xids(values, now)
     facts = ", ".join([use.shown, heat.shown, devices.power(values).shown, *xids])
-    if limited.shown != "none":
+    if limited.shown not in ("none", NO_VALUE):
         facts += f", throttled by {limited.shown}"
     hot = heat.hot or limited.hot or bool(xids)
     busy = use.filled is not None and use.filled >= 5

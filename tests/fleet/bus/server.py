@@ -12,8 +12,8 @@ from tests.fleet.nodes import TestNode
 from tests.waiting import DEADLINE_S, eventually, is_listening
 from warpwatch_daemon.demo.processes import free_port
 from warpwatch_daemon.for_fleet.bus import RecordPublisher
-from warpwatch_fleet.bus import streams
 from warpwatch_fleet.bus.worker import BusSource
+from warpwatch_fleet.cli import _create_streams
 from warpwatch_fleet.config import FleetFile
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.bus import Bus, BusConfig
@@ -71,10 +71,7 @@ class Fabric:
             await one.close()
 
     async def create(self) -> None:
-        bus = Bus(self.config, "fleet.setup")
-        await bus.connect()
-        await streams.create(bus)
-        await bus.close()
+        assert await asyncio.to_thread(_create_streams, self.config, 1) == 0
 
     def worker(self, monotonic: Callable[[], float]) -> BusSource:
         config = FleetFile.model_validate({"bus": self.config})

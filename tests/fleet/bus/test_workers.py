@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import json
 import math
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -36,8 +38,9 @@ from warpwatch_fleet.bus.sharing import (
     PartitionLeases,
     Shares,
 )
-from warpwatch_fleet.bus.streams import LEASES
+from warpwatch_fleet.bus.streams import DEFINITIONS, LEASES
 from warpwatch_fleet.bus.worker import BusSource
+from warpwatch_fleet.cli import _create_streams
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.kubernetes.conditions import Conditions
 from warpwatch_fleet.targets import Target
@@ -49,7 +52,7 @@ from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.alerts import Alert, NotReadyError
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import CaptureRequest
-from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.errors import Refused, UsageError
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import JobState, State
 
@@ -378,6 +381,13 @@ async def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(play: Play) ->
     assert await bus.request("warpwatch.node.X.post", b"body") == b"body"
     with pytest.raises(BusError, match="nothing answers"):
         await bus.request("warpwatch.node.Y.get", b"")
+    said = f"the bus {play.server.url}: WARPWATCH: replicas > 1 not supported"
+    with pytest.raises(UsageError, match=f"^{said}"):
+        await asyncio.to_thread(_create_streams, play.fabric.config, 2)
+
+
+def test_the_definitions_of_the_stream_and_the_buckets_are_golden(golden_case):
+    golden_case(json.dumps(DEFINITIONS, indent=1, sort_keys=True))
 
 
 @on_the_bus
@@ -521,9 +531,12 @@ def test_an_alert_is_of_a_rank_and_of_a_capture_that_another_worker_has(tmp_path
     wanted = CaptureRequest("llama", "torch", "straggler", anomaly_id="6553f100-1")
     # Another worker that goes on with the anomaly names its capture the same.
     assert fleet.captures._name_of(wanted) == "20231114T221320-a2e8e1"
-    families = {family.name for family in fleet.metrics.registry.collect()}
-    ours = ("resident_memory_bytes", "cpu_seconds", "open_files", "start_timestamp_seconds")
-    assert {f"warpwatch_agent_{name}" for name in ours} <= families
+    me, value = psutil.Process(), fleet.metrics.registry.get_sample_value
+    used: dict[str, float] = {"start_timestamp_seconds": me.create_time()}
+    used |= {"resident_memory_bytes": me.memory_info().rss, "open_files": me.num_fds()}
+    used |= {"threads": me.num_threads(), "cpu_seconds_total": sum(me.cpu_times()[:2])}
+    for name, amount in used.items():
+        assert value(f"warpwatch_agent_{name}") == pytest.approx(amount, 0.01)
     fleet.server.stop()
     fleet.server.run()
 
