@@ -1,23 +1,12 @@
 """The dashboards' expressions where series come, go and share devices."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tests.cases import cases
 from tests.dashboards.conftest import CheckRules
 from tests.dashboards.expressions import ALL, dashboards, expressions, substituted
-from warpwatch_dashboards.queries import (
-    STEPS_PER_SECOND,
-    allocations,
-    grown,
-    in_order,
-    of_allocations,
-    of_ranks,
-    of_workloads,
-    own_s,
-)
+from warpwatch_dashboards import queries
 from warpwatch_devices.attribution.control_groups import DeviceProcessesOrigin, owner_of
 from warpwatch_exporters.prometheus import Options, render
 from warpwatch_telemetry.samples import (
@@ -37,54 +26,29 @@ SECONDS = "30s"
 Series = Mapping[str, Any]
 
 
-def shown(name: str, where: str, **values: str) -> str:
-    """The expression of a panel or variable."""
+def shown(name: str, where: str, by: str = "", **values: str) -> str:
+    """The expression of a panel or variable, rounded to a multiple of ``by``."""
     asked = expressions(dashboards()[name], {**CHOSEN, **values})
-    (found,) = (one.promql for one in asked if one.where.endswith(where))
-    return found
+    found = next(one.promql for one in asked if one.where.endswith(f": {where}"))
+    return f"round({found}, {by})" if by else found
 
 
-FLEET = tuple(expressions(dashboards()["fleet"], CHOSEN))
+READ = cases(__file__)
 XIDS = 'warpwatch_device_xid_errors_total{instance="a"}'
 BUSY = 'rate(warpwatch_device_busy_seconds_total{instance="a"}[10m])'
-EXPRESSIONS = (
-    {
-        "rare events": f"sum by (instance) ({grown(XIDS, '5m')})",
-        "rank's busy": f"count({of_ranks(BUSY)})",
-        "pod's busy": f"count({of_workloads(BUSY)})",
-        "holder's busy": f"count({of_allocations(BUSY)})",
-        "GPUs by namespace": f"sum by (namespace) ({allocations()})",
-        "unused GPUs by pod": f"sum by (namespace, pod) ({of_workloads(f'{BUSY} < bool 0.05')})",
-        "idle GPUs": shown("fleet", "Idle though allocated A"),
-        "idle servers": shown("inference-server", "Idle A"),
-        "ECC errors": shown("node", "ECC errors A", gpu=ALL),
-        "training jobs": shown("fleet", "Training jobs A"),
-        "ranks of jobs": shown("fleet", "Jobs by MFU and goodput A"),
-        "own time": f"round({own_s()}, 1e-6)",
-        "mean step": f"round({shown('training-job', 'Step time A')}, 0.001)",
-        "steps a second": STEPS_PER_SECOND,
-        "step of a run": f"round({shown('training-job', 'Runs A')}, 0.001)",
-        "tokens of a run": f"round({shown('training-job', 'Runs B')})",
-        "order of ranks": in_order("up"),
-        "pods of ranks": shown("training-job", "Where ranks run B"),
-        "held hours by account": shown("fleet", "GPU hours A", holder="account"),
-        "nodes": next(one.promql for one in FLEET if one.where.endswith("Nodes A")),
-        "goodput": f"round({shown('fleet', 'Jobs by MFU and goodput B')}, 0.001)",
-        "MFU": shown("fleet", "Jobs by MFU and goodput C"),
-        "anomalies of nodes": shown("fleet", "Nodes G"),
-        "anomalies of gpu-1": shown("node", "Anomalies now A", instance="gpu-1:9400"),
-        "anomalies of gpu-2": shown("node", "Anomalies now A", instance="gpu-2:9400"),
-        "anomalies of a job": shown("training-job", "Anomalies now A"),
-    }
-    | {
-        f"{what} hours": f"round({shown('fleet', f'GPU hours {letter}')}, 0.001)"
-        for letter, what in zip("ABCDE", ("held", "used", "idle", "lost", "paid"), strict=True)
-    }
-    | {
-        f"jobs of {namespace}": shown("training-job", "variable job", namespace=namespace)
-        for namespace in ("ml", "web", "other", "ann", "bob")
-    }
-)
+EXPRESSIONS = {
+    "rare events": f"sum by (instance) ({queries.grown(XIDS, '5m')})",
+    "rank's busy": f"count({queries.of_ranks(BUSY)})",
+    "pod's busy": f"count({queries.of_workloads(BUSY)})",
+    "holder's busy": f"count({queries.of_allocations(BUSY)})",
+    "GPUs by namespace": f"sum by (namespace) ({queries.allocations()})",
+    "unused GPUs by pod": (
+        f"sum by (namespace, pod) ({queries.of_workloads(f'{BUSY} < bool 0.05')})"
+    ),
+    "own time": f"round({queries.own_s()}, 1e-6)",
+    "steps a second": queries.STEPS_PER_SECOND,
+    "order of ranks": queries.in_order("up"),
+} | {name: shown(**one) for name, one in READ["shown"].items()}
 
 
 def of_promtool(name: str, promql: str, minute: int, series: Series, answers: Series) -> Any:
@@ -99,11 +63,10 @@ def of_promtool(name: str, promql: str, minute: int, series: Series, answers: Se
 
 
 def test_every_expression_answers_what_its_case_says(check_rules: CheckRules) -> None:
-    read = yaml.load(Path(__file__).with_name("query_answers.yaml").read_text(), yaml.CSafeLoader)
     tests = [
         of_promtool(name, EXPRESSIONS[one.pop("expression")], **one)
-        for name, cases in read["cases"].items()
-        for one in cases
+        for name, some in READ["cases"].items()
+        for one in some
     ]
     check_rules({"tests": tests})
 
@@ -134,6 +97,6 @@ def test_the_use_of_a_gpu_is_that_of_the_pods_of_its_processes(check_rules):
         f'{{{of}, namespace="web", pod="notebook"}}': 0.15,
         f"{{{of}}}": 0.15,
     }
-    promql = f"round({shown('node', 'GPU use by pod A')}, 0.001)"
+    promql = shown("node", "GPU use by pod A", "0.001")
     case = of_promtool("shared", promql, 0, {key: value for key, _, value in lines}, expected)
     check_rules({"tests": [case]})
