@@ -1,25 +1,30 @@
 """Captures over nodes: real capture services over HTTP, ranks that the test plays."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
+from tests.cases import cases
 from tests.daemon.captures.capture_node import MANUAL, TRAIN
 from tests.fleet.capturing import PlayedFleet
+from tests.fleet.nodes import TestCluster, TestNode
+from tests.golden_lines import line
 from warpwatch import protocol
+from warpwatch_capturing import store
 from warpwatch_capturing.regular import RegularCaptures
 from warpwatch_detection.anomalies.register import Change
+from warpwatch_fleet.agent_link import AgentError, AgentLink
 from warpwatch_fleet.captures import remote_agents
 from warpwatch_fleet.captures.remote_agents import RemoteAgent, RemoteAgents, choose, spread
 from warpwatch_fleet.captures.requests import FleetCaptures, Schedule
 from warpwatch_fleet.config import ScheduleConfig
-from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, AnomalySeen, Capture, Prepared
+from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, AnomalySeen, Capture, RankCapture
 from warpwatch_telemetry.errors import Refused
 
 ANOMALY = Anomaly(
@@ -58,20 +63,86 @@ def test_all_ranks_of_all_nodes_begin_with_one_step_under_one_id(fleet):
         assert (own.id, own.start_step) == (capture.id, 320)
 
 
-@pytest.mark.parametrize(
-    ("step_s", "ahead", "wait_s"),
-    [(0.1, 20, 1.85), (0.001, 1000, 0.9985), (10.0, 4, 25.0), (0.0, 4, 10.0)],
-)
-def test_a_rank_is_late_one_and_a_half_steps_before_the_start(fleet, step_s, ahead, wait_s):
-    link: Any = lambda target: None  # noqa: E731
-    at = fleet.clock.monotonic()
-    agents = RemoteAgents(fleet.cluster, link, lambda work: work.close(), fleet.clock.monotonic)
-    agent = RemoteAgent(agents, Node(Target("gpu-1:9400")), TRAIN, (0,))
-    agent.prepare(MANUAL, at)
-    agent.answer = Prepared((0,), 3, 412, step_s)
-    agent.arm(Capture("20261122T201500-000000", MANUAL, 1000.0, start_step=412 + ahead), 1, at)
-    passed = [agent.has_passed(0, 412 + ahead, at + wait_s + after_s) for after_s in (-0.01, 0.01)]
-    assert passed == [False, True]
+class PlayedLink(AgentLink):
+    """An agent with this reply to everything."""
+
+    holder = "fleet-0"
+    reply: Any = None
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def request(self, path: str, body: Mapping[str, Any]) -> Any:
+        self.asked.append(f"{path} {dict(body)}")
+        if isinstance(self.reply, Exception):
+            raise self.reply
+        return self.reply
+
+    def download(self, path: str) -> Iterator[bytes]:
+        self.asked.append(path)
+        if isinstance(self.reply, Exception) and "000009" in path:
+            raise AgentError("404")
+        yield b"content"
+
+
+REPLIES = {
+    "refused": Refused("refused_busy", "busy"),
+    "away": AgentError("away"),
+    "bug": KeyError(1),
+}
+WHOLE = replace(
+    MANUAL, trigger="schedule", options=("stacks",), reason="r" * 501, anomaly_id="a1",
+    anomaly_kind="straggler", anomaly_seen=AnomalySeen(0, 40, 1.6), alerts=("f1",),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS := cases(__file__)["parts"])
+def test_what_is_asked_of_an_agent_and_what_becomes_of_its_part_is_golden(
+    name, tmp_path, golden_case
+):
+    cluster, link = TestCluster(TestNode("gpu-1")), PlayedLink()
+    cluster.hear()
+    (node,) = cluster.cluster.nodes.values()
+    agents = RemoteAgents(cluster.cluster, lambda _: link, asyncio.run, lambda: 0.0)
+    agent = RemoteAgent(agents, node, TRAIN, (0, 1))
+    capture = Capture("20261122T201500-000000", WHOLE, 1000.0, steps=4)
+
+    def report(attempt: str, about: dict[str, Any]) -> None:
+        ranks = [
+            one | {"detail": one.get("detail", "").replace("D300", "d" * 300)}
+            for one in about.pop("ranks")
+        ]
+        parts = tuple(msgspec.convert(one, RankCapture) for one in ranks)
+        ident = f"{capture.id}{attempt}"
+        node.captures[ident] = replace(capture, id=ident, ranks=parts, **about)
+
+    def arm(attempt: int, at: int | None, kind: Any = "torch") -> None:
+        request = replace(WHOLE, kind=kind)
+        agent.arm(replace(capture, request=request, start_step=at), attempt, 0.0)
+
+    def shortcomings(*why: str) -> list[str]:
+        ranks = [store.unread(one, *why) if why else one for one in agent.ranks.values()]
+        return list(agent.shortcomings(ranks))
+
+    calls: dict[str, Any] = {
+        "replies": lambda reply: setattr(link, "reply", REPLIES.get(str(reply), reply)),
+        "prepare": lambda: agent.prepare(WHOLE, 0.0),
+        "arm": arm,
+        "reports": report,
+        "up": lambda up: setattr(node, "up", up),
+        "forgets": node.captures.clear,
+        "removed": lambda: cluster.cluster.set_targets({}),
+        "collect": lambda rank: agent.collect(rank, tmp_path)[1:],
+        "shortcomings": shortcomings,
+    }
+    node.up, node.reason = True, "ConnectError"
+    for what, *arguments in PARTS[name]:
+        call: Any = calls.get(what) or getattr(agent, what)
+        result = call(*arguments)
+        link.asked.append(f"{what}: {result}, over: {agent.is_over} {agent.lost}, {agent.answer!r}")
+        link.asked += [line("   ", rank).rstrip() for rank in agent.ranks.values()]
+    text = "\n".join((*link.asked, "")).replace("d" * 300, "D300")
+    golden_case(text.replace("r" * 500, "R500"), name)
 
 
 def test_a_rank_that_is_late_ends_the_try_on_all_nodes_and_a_later_step_is_named(fleet):
