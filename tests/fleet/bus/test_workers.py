@@ -45,7 +45,7 @@ from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.kubernetes.conditions import Conditions
 from warpwatch_fleet.targets import Target
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.bus import Bucket, BusError, StreamMessage, StreamReader, Turns
+from warpwatch_runtime.bus import Bucket, Bus, BusError, StreamMessage, StreamReader, Turns
 from warpwatch_serving.access import Caller
 from warpwatch_serving.answers import HttpError
 from warpwatch_telemetry import bus_messages as said
