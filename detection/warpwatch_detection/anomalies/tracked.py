@@ -118,6 +118,7 @@ _BADNESS: Mapping[str, _Badness] = {
     "step_spikes": _above,
     "comm_slow": _above,
     "data_stall": _above,
+    "network_link_down": lambda up, _: (0, 1 - up),
     "clock_drop": lambda value, usual: (0, 1 - value / usual if usual else -value),
     # Retries before fullness, a slow link before packets sent again, links that are down before
     # errors and these before a rate.
