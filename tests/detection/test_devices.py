@@ -246,14 +246,6 @@ def test_counts_that_were_there_before_are_no_news() -> None:
     assert opened(engine, node.readings(100)) == []
 
 
-def test_errors_that_are_counted_after_the_driver_was_loaded_again_are_news() -> None:
-    node, engine = Node(), detection()
-    count = key("ecc_errors_total", "uncorrected")
-    opened(engine, node.readings(60, lambda *_: {count: 12.0}))
-    anomaly = only(opened(engine, node.readings(60, lambda *_: {count: 2.0})))
-    assert (anomaly.kind, anomaly.value) == ("ecc_uncorrectable", 2.0)
-
-
 @pytest.mark.parametrize(("kind", "count", "totals", "values"), CASES["together"])
 def test_errors_are_counted_together_until_ten_minutes_without_one(kind, count, totals, values):
     detector = DETECTORS[kind](DetectionConfig(), AnomaliesConfig(), RankDevices())
@@ -327,28 +319,6 @@ def test_a_throttle_of_a_gpu_that_is_not_read_is_over_after_ten_minutes():
     for seconds, active in ((590, 1), (20, 0)):
         opened(engine, node.down(seconds, "lost"))
         assert len(engine.active) == active
-
-
-def test_without_the_counter_the_state_counts():
-    node, engine = Node(), detection()
-    counter = key("throttle_seconds_total", "hw_thermal")
-    active: Metrics = {key("throttle_active", "hw_thermal"): 1.0}
-    opened(engine, node.readings(60, without=(counter,)))
-    found = opened(engine, node.readings(10, lambda *_: active, without=(counter,)))
-    assert [a.kind for a in found] == ["thermal_throttle"]
-
-
-def test_margins_stand_in_for_thresholds():
-    node, engine = Node(), detection()
-    without = (key("temperature_threshold_celsius", "slowdown"),)
-    close: Metrics = {
-        key("temperature_margin_celsius"): 1.0,
-        key("temperature_margin_threshold_celsius", "slowdown"): -2.0,
-        key("temperature_celsius", "gpu"): 84.0,
-    }
-    assert opened(engine, node.readings(100, without=without)) == []
-    (anomaly,) = opened(engine, node.readings(80, lambda *_: close, without=without))
-    assert (anomaly.kind, anomaly.value, anomaly.baseline) == ("overheating", 84.0, 87.0)
 
 
 @pytest.mark.parametrize(("before", "values", "kind", "says"), CASES["heat"])
