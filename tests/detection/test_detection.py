@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.cases import cases
 from tests.detection.life import LLAMA
@@ -13,6 +14,7 @@ from tests.golden_lines import line
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.explanation import DEVICE_CAUSES, EXPLAINED_BY, JOB_CAUSES
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
+from warpwatch_detection.detector import SHARES, SHARES_OF_SERVERS
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.ranks import LiveRank, RankDevices
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, JOB_KINDS, KINDS
@@ -29,6 +31,26 @@ def test_every_kind_has_a_detector_and_causes_are_kinds():
         assert {reason for group in causes.values() for reason in group} <= set(reasons)
     config = (DetectionConfig(), AnomaliesConfig(), RankDevices())
     assert [make(*config).kind for make in DETECTORS.values()] == list(DETECTORS)
+    # The budget of false alarms is that of all kinds that have a share of it.
+    strict = (DetectionConfig(false_alarms_per_job_day=0.001), *config[1:])
+    made = [
+        {
+            k: [vars(make(*c))[k] for c in (config, strict)]
+            for k in vars(make(*config))
+            if "rate" in k
+        }
+        for make in DETECTORS.values()
+    ]
+    assert {
+        kind for kind, rates in zip(DETECTORS, made, strict=True) if rates
+    } == SHARES.keys() | SHARES_OF_SERVERS.keys()
+    assert all(usual == pytest.approx(500 * low) for rates in made for usual, low in rates.values())
+
+
+@pytest.mark.parametrize("budget", [0, 100.1])
+def test_a_budget_without_false_alarms_or_with_very_many_is_refused(budget):
+    with pytest.raises(ValidationError, match="false_alarms_per_job_day"):
+        DetectionConfig(false_alarms_per_job_day=budget)
 
 
 def test_a_cause_judges_before_what_it_explains():

@@ -25,6 +25,8 @@ def test_what_the_engine_makes_of_records(name, golden_report):
             engine, _ = restarted(engine, float(now), **story.get("next", {}))
         elif what == "skip":
             engine.skip_to(float(now))
+        elif what == "resolve":
+            engine.resolve(engine.active[0].id, float(now), "uid 0")
     golden_report(engine)
     live = {(job, rank) for job, ranks in engine.state.ranks.jobs.items() for rank in ranks}
     cores = engine.state.register.cores
