@@ -189,7 +189,9 @@ def made(rows: Iterable[dict[str, Any]]) -> Iterator[Record | str]:
 
 
 def grown(value: Any, number: int, rank: int | None) -> Any:
-    """Return the value of a row's record ``number``, with the rank for {}."""
+    """Return the value of a row's record ``number``, with the rank for {}, or that of the rank."""
+    if isinstance(value, dict) and "else" in value:
+        value = value.get(f"rank {rank}", value["else"])
     if isinstance(value, dict):
         return {key: grown(one, number, rank) for key, one in value.items()}
     if not isinstance(value, str):
