@@ -126,6 +126,7 @@ def test_a_small_one_that_grows_is_refused(tmp_path, monkeypatch):
 
 
 def test_one_of_another_rank_than_it_says_is_refused(tmp_path):
-    path = packed(tmp_path, measured(tmp_path, rank=3), rank=13)
-    with pytest.raises(TraceError, match="is of rank 3"):
-        read_reduction(path)
+    for rank in (3, None):
+        path = packed(tmp_path, replace(measured(tmp_path), rank=rank), rank=13)
+        with pytest.raises(TraceError, match=f"is of rank {rank}"):
+            read_reduction(path)

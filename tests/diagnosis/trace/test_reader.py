@@ -91,8 +91,11 @@ def test_each_category_of_old_and_new_traces_has_its_kind(tmp_path):
     categories = [*(name for kept in names.values() for name in kept), *other]
     events = [FULL | {"cat": category, "name": str(category)} for category in categories]
     # Older profilers record their marks as operators.
-    events.append(FULL | {"cat": "cpu_op", "name": "Optimizer.step#SGD.step"})
-    names["annotation"].append("Optimizer.step#SGD.step")
+    marks = ["Optimizer.step#SGD.step", "DistributedDataParallel.forward"]
+    events += [
+        FULL | {"cat": c, "name": n} for c, n in zip(("cpu_op", "Operator"), marks, strict=True)
+    ]
+    names["annotation"] += marks
     read = read_elements(tmp_path, *events).events
     assert {kind: [e.name for e in kept] for kind, kept in read.items() if kept} == names
 
