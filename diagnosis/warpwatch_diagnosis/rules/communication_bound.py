@@ -99,16 +99,18 @@ def _bandwidths(alignment: Alignment | None) -> Iterator[str]:
 
 
 def _evidence(measures: Measures, share: float) -> Iterator[str]:
-    alone = milliseconds(total(exposed(measures)))
     gpu, cpu = measures.gpu, measures.cpu
     yield f"{percent(share)} of the step is communication that no compute hides"
     if gpu is not None and gpu.overlap_ratio is not None:
+        alone = milliseconds(total(gpu.exposed_communication))
         yield (
             f"collective kernels run for {milliseconds(total(gpu.communication))}, {alone} of it "
             f"alone; {percent(gpu.overlap_ratio)} is overlapped, {percent(GOOD_OVERLAP)} is good"
         )
+    if blocked_us := total(idle(measures, "communication")):
+        yield f"the GPU is idle for {milliseconds(blocked_us)} while a collective blocks the host"
     if cpu is not None:
         yield (
-            f"the training thread waits {alone} for {', '.join(cpu.collectives)}, and no rank "
+            f"the training thread waits {milliseconds(total(cpu.waiting))} for {', '.join(cpu.collectives)}, and no rank "
             "waits less"
         )

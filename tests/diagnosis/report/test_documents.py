@@ -33,12 +33,13 @@ def training(loading_us: int) -> TraceFile:
         operator(at + 1500, 300, "aten::item"),
         operator(at + 1510, 280, "aten::_local_scalar_dense"),
         event("cuda_runtime", "cudaStreamSynchronize", at + 1520, 260),
+        event("cpu_op", "c10d::barrier", at + 2800, 1100),
         kernel(at + 1900, 800, at + 1850, "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
-        event(
-            "cpu_instant_event", "[memory]", at + 1950, 0, **memory, **{"Total Allocated": 1 << 30}
-        ),
-        event(
-            "cpu_instant_event", "[memory]", at + 1960, 0, **memory, **{"Total Allocated": 1 << 29}
+        *(
+            event(
+                "cpu_instant_event", "[memory]", at + us, 0, **memory, **{"Total Allocated": total}
+            )
+            for us, total in ((1950, 1 << 30), (1960, 1 << 29))
         ),
         deviceProperties=DEVICE,
         distributedInfo={"rank": 0, "world_size": 1},
