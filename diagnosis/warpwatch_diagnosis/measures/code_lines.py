@@ -65,7 +65,7 @@ def line_of_stack(stack: str) -> str | None:
 
 def event_name(name: str) -> str | None:
     """Return the name of an event that the host was in, except for a step."""
-    return name[:_MAX_CHARS]
+    return None if name.startswith("ProfilerStep") else name[:_MAX_CHARS]
 
 
 def lines_at(

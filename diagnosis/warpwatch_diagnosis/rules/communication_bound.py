@@ -110,7 +110,5 @@ def _evidence(measures: Measures, share: float) -> Iterator[str]:
     if blocked_us := total(idle(measures, "communication")):
         yield f"the GPU is idle for {milliseconds(blocked_us)} while a collective blocks the host"
     if cpu is not None:
-        yield (
-            f"the training thread waits {milliseconds(total(cpu.waiting))} for {', '.join(cpu.collectives)}, and no rank "
-            "waits less"
-        )
+        waits, names = milliseconds(total(cpu.waiting)), ", ".join(cpu.collectives)
+        yield f"the training thread waits {waits} for {names}, and no rank waits less"
