@@ -274,7 +274,7 @@ CAPTURES: dict[str, dict[str, Case]] = {
         "without the trace of the culprit, which did not answer":
             case(*WITHOUT_THE_CULPRIT, missing={7: "no_answer"}),
         "one trace where more were asked for":
-            case(WITHOUT_THE_CULPRIT[0], missing=dict.fromkeys(range(1, 8), "gone")),
+            case(WITHOUT_THE_CULPRIT[0], missing=dict.fromkeys(range(1, 10), "gone")),
         "two of 12 ranks wait": case(*(cpu_rank(k, waiting_us=3000, world=12) for k in (1, 2))),
         "ranks that are last by turns": case(*recommenders(True, True, turns=True)),
         "a rank that was late before the capture and is not": case(*WAITS_LESS, anomaly=OF_RANK_0),
@@ -282,6 +282,10 @@ CAPTURES: dict[str, dict[str, Case]] = {
             case(unexplained(event("gpu_memcpy", PINNED, 2000, 800, 7))),
         "idle time that is mostly outside of an annotation":
             case(unexplained(event("user_annotation", "env.step", 1900, 2500))),
+        "idle time of several kinds":
+            case(stepped(loading(490, kind="MultiProcessing"), kernel(1700, 8300, 1690))),
+        "idle time from one kernel to the next":
+            case(stepped(*(kernel(20 * k, 12, -50) for k in range(500)))),
         "idle time that no late launch explains":
             case(stepped(*(kernel(200 * k, 100, -50) for k in range(50)))),
         "a part of the ranks": case(*one_late()[:2]),
@@ -406,6 +410,8 @@ CAPTURES: dict[str, dict[str, Case]] = {
         "a slower step with what was so before":
             case(slower(cpu_rank(0, host_us=4000), 1.5), baseline=HOST_BOUND),
         "kernels that are all slower alike": case(busy_trace(factor=1.2), baseline=[busy_trace()]),
+        "kernels that are slower on two ranks":
+            case(busy_trace(factor=1.2), busy_trace(factor=1.3), baseline=[busy_trace()]),
         "one slower kernel": case(slower_products(), baseline=[busy_trace()]),
     },
     "data_loading": {

@@ -15,6 +15,7 @@ from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
 from warpwatch_diagnosis.measures.steps import Lane, LaneSpan, StepTimeline
 from warpwatch_diagnosis.report import html
 from warpwatch_diagnosis.report.html import render_html
+from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.rules import RULES
 from warpwatch_diagnosis.words import COLUMN_HEADS, LANES, PARTS, VERDICTS, title
 
@@ -115,9 +116,11 @@ def test_a_large_capture_makes_no_huge_report(tmp_path: Path) -> None:
     for rank, trace in enumerate(ranks):
         for at in range(0, 8000, 80):
             trace.operator(at + 1000, 30 + rank % 20)
-    page = render_html(diagnosed(tmp_path, *ranks))
+    found = diagnosed(tmp_path, *ranks)
+    page = render_html(found)
     Page(page)
     assert len(page.encode()) < 300_000
+    assert "\n   and 6 more\n" in render_text(found)
     assert "38 more ranks are not shown." in page
     assert "6 more ranks are not shown." in page
 

@@ -109,6 +109,7 @@ def test_each_situation_has_the_diagnosis_of_the_golden_file(tmp_path, golden):
     slow = place(tmp_path, 2, STEP, (LIBRARY + "ssl.py", 9, "read"))
     paths = [stack(tmp_path, 0, REDUCE), slow]
     found["a slow front end"] = diagnose_stacks(paths, front_end=2)
+    found["a front end without stacks"] = diagnose_stacks(paths, front_end=9)
     for name, ranks in CASES["memory"].items():
         files = [tmp_path / f"{number}.memory.json" for number in range(len(ranks))]
         for path, about in zip(files, ranks, strict=True):
