@@ -12,8 +12,11 @@ from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
 
-# The style and the elements of a page; the labels for readers who cannot see a drawing stay.
-MARKUP = re.compile(r'<style>.*?</style>|<(?:[^>]*? aria-label="([^"]*)")?[^>]*>', re.DOTALL)
+# The style and the elements of a page; tones, and labels of drawings for who cannot see them, stay.
+MARKUP = re.compile(
+    r'<style>.*?</style>|<(?:section class="(verdict \w+)"|[^>]*? aria-label="([^"]*)")?[^>]*>',
+    re.DOTALL,
+)
 
 
 class Simulations:
@@ -41,7 +44,7 @@ def golden_text(golden_case: Callable[..., None]) -> Callable[[Diagnosis], None]
     """Compare all that a diagnosis says on a terminal and on a page with the case's golden file."""
 
     def compare(found: Diagnosis) -> None:
-        page = MARKUP.sub(r"\1\n", render_html(found)).splitlines()
+        page = MARKUP.sub(r"\1\2\n", render_html(found)).splitlines()
         golden_case(render_text(found) + "".join(f"{line}\n" for line in page if line.strip()))
 
     return compare

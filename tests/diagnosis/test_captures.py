@@ -253,6 +253,7 @@ def pausing(rank: int) -> TraceFile:
 
 
 STRAGGLER = RequestingAnomaly("straggler", rank=1, begin_step=412, ratio=1.6)
+OF_NO_RANK = RequestingAnomaly("straggler")
 OF_RANK_0 = RequestingAnomaly("straggler", rank=0, begin_step=0)
 WAITS, WAITS_LESS = ([cpu_rank(0, waiting_us=us), cpu_rank(1, waiting_us=9)] for us in (3750, 1500))
 HOST_BOUND = [cpu_rank(0, host_us=4000)]
@@ -417,7 +418,8 @@ CAPTURES: dict[str, dict[str, Case]] = {
     "data_loading": {
         "what is new beside what was so before":
             case(cpu_rank(0, host_us=4100, loading_us=2500), baseline=HOST_BOUND),
-        "new loading": case(busy_trace(loading_us=3000), baseline=[busy_trace()]),
+        "new loading and a straggler of no rank":
+            case(busy_trace(loading_us=3000), baseline=[busy_trace()], anomaly=OF_NO_RANK),
     },
     "gc_pause": {"a rare pause of one of two ranks": case(pausing(0), cpu_rank(1, steps=600))},
     "transfer_bound": {

@@ -96,8 +96,9 @@ def test_a_report_is_that_of_its_golden_file(tmp_path, golden, capture, form):
 
 
 def gpu(name: str, **arguments: float) -> TraceFile:
-    """Four calls in each of four steps, and a collective that takes longer."""
-    calls = [event("kernel", name, at, 900, 7, **arguments) for at in range(5000, 9000, 1000)]
+    """Five calls in each of four steps, two at once, and a collective that takes longer."""
+    times = [(at, 900, "stream 7") for at in range(5000, 9000, 1000)] + [(5100, 500, "stream 8")]
+    calls = [event("kernel", name, *at, **arguments) for at in times]
     return stepped(kernel(0, 5000, 0, "ncclDevKernel_AllReduce_Sum_f32_RING_LL"), *calls)
 
 

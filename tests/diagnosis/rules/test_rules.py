@@ -19,6 +19,7 @@ WORKERS = "MultiProcessing"
 COMPILING = "entire_frame_compile (dynamo_timed)"
 OPTIMIZER = "user_annotation", "Optimizer.step#Adam.step", 0
 CHECKPOINT = "user_annotation", "save_checkpoint", 0
+BARRIER = "user_annotation", "gloo:barrier", 0
 COLLECTOR = "python_function", "Python GC"
 COPY = "Memcpy HtoD (Pageable -> Device)"
 
@@ -103,7 +104,9 @@ FAULTS: dict[str, dict[str, Callable[[float], list[Part]]]] = {
         "idle time under the loader": lambda us: gpu(
             loading(us), kernel(0, us / 4, -5), free_us=us + 60
         ),
-        "waiting for workers": lambda us: filled(us, loading(us, kind=WORKERS), loading(9, tid=9)),
+        "waiting for workers": lambda us: filled(
+            us, loading(us, kind=WORKERS), loading(9, tid=9), event(*BARRIER, 50, tid=99)
+        ),
         "loading by the process itself":
             lambda us: filled(us, loading(us), *reads(int(us / 10), 10)),
         # The training thread waits for what a thread of the loader does.
