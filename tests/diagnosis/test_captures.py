@@ -245,6 +245,11 @@ def graph_breaks_without_steps() -> TraceFile:
     return trace
 
 
+def without_steps(trace: TraceFile) -> TraceFile:
+    trace.events = [one for one in trace.events if not one["name"].startswith("ProfilerStep")]
+    return trace
+
+
 def pausing(rank: int) -> TraceFile:
     """Six seconds, of which a collection of garbage takes 0.9 %."""
     trace = cpu_rank(rank, steps=600)
@@ -283,6 +288,8 @@ CAPTURES: dict[str, dict[str, Case]] = {
             case(unexplained(event("gpu_memcpy", PINNED, 2000, 800, 7))),
         "idle time that is mostly outside of an annotation":
             case(unexplained(event("user_annotation", "env.step", 1900, 2500))),
+        "slow loading without steps":
+            case(without_steps(stepped(loading(2000), kernel(0, STEP_US, -50), steps=99))),
         "idle time of several kinds":
             case(stepped(loading(490, kind="MultiProcessing"), kernel(1700, 8300, 1690))),
         "idle time from one kernel to the next":
@@ -461,6 +468,14 @@ def test_a_capture_has_its_verdict_and_all_that_is_said_of_it(tmp_path, name, go
     del document["traces"]
     golden_case(json.dumps(document, indent=1))
     assert found.verdict == VERDICTS[name]
+
+
+def test_each_file_is_announced_before_it_is_read(tmp_path):
+    seen: list[tuple[int, int, str]] = []
+    before = written(tmp_path, cpu_rank(0), name="b")
+    known = {"baseline": before, "reading": lambda *file: seen.append(file)}
+    diagnosed(tmp_path, cpu_rank(0), cpu_rank(1), **known)
+    assert seen == [(0, 3, "rank0.json"), (1, 3, "rank1.json"), (2, 3, "b0.json"), (3, 3, "")]
 
 
 def test_a_rank_twice_is_no_capture(tmp_path, capsys):

@@ -1,6 +1,5 @@
 """Simulated training with a known fault: the diagnosis names it, its rank, and what it costs."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.diagnosis.workloads import NAMES, Job, job, simulate
-from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.measures import measure
 from warpwatch_diagnosis.trace.reader import read_trace
 
@@ -25,19 +23,6 @@ def test_the_fault_its_rank_and_its_reason_are_named(name, simulations, golden_t
 def test_what_is_well_gets_no_finding_at_all(simulations):
     found = [simulations.diagnosis("healthy", seed) for seed in (1, 4, 100)]
     assert [(d.verdict, d.findings) for d in found] == [("healthy", ())] * 3
-
-
-@pytest.mark.parametrize("seed", [1, 504])
-def test_slow_loading_without_steps_is_not_healthy(seed, simulations, tmp_path):
-    without = []
-    for path in simulations.paths("data_loading", seed):
-        trace = json.loads(path.read_text())
-        kept = [e for e in trace["traceEvents"] if not e["name"].startswith("ProfilerStep")]
-        without.append(tmp_path / path.name)
-        without[-1].write_text(json.dumps(trace | {"traceEvents": kept}))
-    found = diagnose(without)
-    assert found.verdict in ("data_loading", "inconclusive")
-    assert "batch" in found.summary
 
 
 # --- what a replay without a fault saves is what a run without it takes less ----------------------
