@@ -284,6 +284,8 @@ CAPTURES: dict[str, dict[str, Case]] = {
         "two of 12 ranks wait": case(*(cpu_rank(k, waiting_us=3000, world=12) for k in (1, 2))),
         "ranks that are last by turns": case(*recommenders(True, True, turns=True)),
         "a rank that was late before the capture and is not": case(*WAITS_LESS, anomaly=OF_RANK_0),
+        "preempted requests of what is no server":
+            case(cpu_rank(0), anomaly=RequestingAnomaly("kv_thrash")),
         "a finding that is less than what is unexplained":
             case(unexplained(event("gpu_memcpy", PINNED, 2000, 800, 7))),
         "idle time that is mostly outside of an annotation":
@@ -310,6 +312,9 @@ CAPTURES: dict[str, dict[str, Case]] = {
                          event("cuda_runtime", "cudaMalloc", 20, 5))),
     },
     "healthy": {
+        "small losses are beside the time from kernel to kernel":
+            case(stepped(*(kernel(100 * k, 92, -50) for k in range(90)),
+                         kernel(9050, 950, -50, NCCL))),
         "small losses are": case(gpu_steps(idle=400, exposed=500, copies=200)),
         "two of two ranks wait": case(*(cpu_rank(k, waiting_us=3000, world=2) for k in (0, 1))),
         "ranks hardly wait for a missing one":
@@ -334,7 +339,7 @@ CAPTURES: dict[str, dict[str, Case]] = {
         "a busy CPU": case(stepped(operator(0, STEP_US, "Torch-Compiled Region: 0/0"))),
         "a CPU that is busy for the most": case(stepped(operator(0, 9500))),
         "memory from the driver once is growth": case(with_one(
-            (event("cuda_runtime", "cudaMalloc", 10, 2000, 77), kernel(2020, 7980, 2015)),
+            (event("cuda_runtime", "cudaMalloc", 10, 3000, 77), kernel(3020, 6980, 3015)),
             kernel(20, 9980, 15),
         )),
     },
@@ -451,6 +456,10 @@ CAPTURES: dict[str, dict[str, Case]] = {
     "recompilation": {
         "compiling once may be the start": case(with_one(
             (operator(0, 4000, COMPILING), operator(4000, 6000)), operator(0, STEP_US)
+        )),
+        "compiling once for another shape": case(with_one(
+            (operator(0, 4000, COMPILING), operator(4000, 6000, "Torch-Compiled Region: 0/1")),
+            operator(0, STEP_US),
         )),
         "graph breaks without steps": case(graph_breaks_without_steps()),
     },

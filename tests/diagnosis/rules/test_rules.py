@@ -69,10 +69,10 @@ def reads(count: int, pace_us: int) -> list[Part]:
     ]
 
 
-def compiled(frames: int, between_us: float) -> list[Part]:
-    """Twenty regions of that many functions, with Python between them."""
-    size, parts = STEP_US // 20, []
-    for k in range(20):
+def compiled(frames: int, between_us: float, regions: int = 20) -> list[Part]:
+    """Regions of that many functions, with Python between them."""
+    size, parts = STEP_US // regions, []
+    for k in range(regions):
         parts += [
             operator(k * size, size, f"Torch-Compiled Region: {k % frames}/0"),
             operator(k * size, between_us, "TorchDynamo Cache Lookup"),
@@ -271,6 +271,7 @@ HEALTHY: dict[str, list[Part]] = {
     "loading that the GPU does not wait for": [loading(4000), *kernels(50, 200)],
     "copies that compute hides": [event("gpu_memcpy", COPY, 0, 5000, 21), *kernels(50, 200)],
     "long waits for a busy device": waits(wait_us=1500, restart_us=20),
+    "a few compiled regions": compiled(frames=4, between_us=200, regions=4),
     "a few values a step": filled(1000, *reads(9, 100)),
 }
 

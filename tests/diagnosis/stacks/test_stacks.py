@@ -103,7 +103,7 @@ def test_each_situation_has_the_diagnosis_of_the_golden_file(tmp_path, golden):
     for name, seen in CASES["behind"].items():
         found[name] = diagnose_stacks(behind(tmp_path, *seen))
     paths = [stack(tmp_path, number, BARRIER) for number in range(2)]
-    found["on nodes"] = diagnose_stacks(paths, {2: STOPPED}, {1: "gpu-1", 2: "gpu-2"})
+    found["on nodes"] = diagnose_stacks(paths, {2: STOPPED}, {0: "", 1: "gpu-1", 2: "gpu-2"})
     backward = in_step(tmp_path, CASES["situations"]["backward alone"])
     found["backward probably waits"] = diagnose_stacks(backward, missing={1: STOPPED})
     slow = place(tmp_path, 2, STEP, (LIBRARY + "ssl.py", 9, "read"))
