@@ -39,6 +39,11 @@ def stepped(*parts: Part, steps: int = 4, **head: Any) -> TraceFile:
     return trace
 
 
+def without_steps(trace: TraceFile) -> TraceFile:
+    trace.events = [one for one in trace.events if not one["name"].startswith("ProfilerStep")]
+    return trace
+
+
 def written(folder: Path, *ranks: TraceFile, name: str = "rank") -> list[Path]:
     return [trace.write(folder / f"{name}{k}.json") for k, trace in enumerate(ranks)]
 

@@ -17,6 +17,7 @@ from tests.diagnosis.captures import (
     loading,
     operator,
     stepped,
+    without_steps,
     written,
 )
 from tests.diagnosis.traces import LATEST_US, RANKS, STEP_US, TraceFile, cpu_rank, rank_trace
@@ -209,7 +210,11 @@ def stage(number: int, of: int, waits_us: int, on_gpu: bool, **place: object) ->
     """Steps that compute, and wait ``waits_us`` for what another stage hands over."""
     name = "ncclDevKernel_SendRecv(ncclDevKernelArgs)"
     parts = (
-        [kernel(waits_us, STEP_US - waits_us, 0), kernel(0, waits_us + 200, -20, name)]
+        [
+            kernel(waits_us, STEP_US - 300 - waits_us, 0),
+            kernel(0, waits_us + 200, -20, name),
+            kernel(STEP_US - 300, 300, 0, NCCL),
+        ]
         if on_gpu
         else [
             loading(200, at=waits_us),
@@ -242,11 +247,6 @@ def graph_breaks_without_steps() -> TraceFile:
         trace.operator(500 * k, 500, name=f"Torch-Compiled Region: {k % 4}/0")
         trace.operator(500 * k, 100, name="TorchDynamo Cache Lookup")
         trace.operator(500 * k + 100, 400)
-    return trace
-
-
-def without_steps(trace: TraceFile) -> TraceFile:
-    trace.events = [one for one in trace.events if not one["name"].startswith("ProfilerStep")]
     return trace
 
 
@@ -293,7 +293,8 @@ CAPTURES: dict[str, dict[str, Case]] = {
         "slow loading without steps":
             case(without_steps(stepped(loading(2000), kernel(0, STEP_US, -50), steps=99))),
         "idle time of several kinds":
-            case(stepped(loading(490, kind="MultiProcessing"), kernel(1700, 8300, 1690))),
+            case(stepped(loading(490, kind="MultiProcessing"), kernel(1700, 8300, 1690)),
+                 anomaly=OF_NO_RANK),
         "idle time from one kernel to the next":
             case(stepped(*(kernel(20 * k, 12, -50) for k in range(500)))),
         "idle time that no late launch explains":
@@ -309,7 +310,7 @@ CAPTURES: dict[str, dict[str, Case]] = {
         **{f"stages at {at}": case(*stages([6000, 500], True, pipeline=at)) for at in PLACES},
         "launches without GPU events":
             case(stepped(operator(0, 5000), event("cuda_runtime", "cudaLaunchKernel", 10, 5),
-                         event("cuda_runtime", "cudaMalloc", 20, 5))),
+                         event("cuda_runtime", "cudaMalloc", 20, 5)), baseline=[cpu_rank(0)]),
     },
     "healthy": {
         "small losses are beside the time from kernel to kernel":
@@ -368,6 +369,7 @@ CAPTURES: dict[str, dict[str, Case]] = {
         ),
     },
     "communication_bound": {
+        "two of three stages": case(*(stage(n, 3, 4000, True) for n in (0, 1))),
         "one trace alone": case(WITHOUT_THE_CULPRIT[0]),
         "transfers that got longer are compared with transfers": case(
             *(rank_trace(k, transfer_us=4000, late_us=3000) for k in range(4)),

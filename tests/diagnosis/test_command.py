@@ -29,12 +29,6 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
     return run
 
 
-def test_a_healthy_trace_exits_0_and_says_so_first(command):
-    status, lines, _ = command(cpu_rank(0))
-    assert status == 0
-    assert lines[0] == "healthy: operators run for 100 % of the step and nothing stands out"
-
-
 def test_a_problem_exits_1_and_each_form_has_it(command, tmp_path):
     page = tmp_path / "report.html"
     before = map(str, written(tmp_path, cpu_rank(0), cpu_rank(1), name="before"))

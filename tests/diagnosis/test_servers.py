@@ -86,8 +86,9 @@ def test_a_training_that_generates_text_keeps_its_steps(tmp_path):
 
 
 def test_a_wait_for_work_is_no_problem_to_the_command(tmp_path):
-    trace = server([(5, 4000, 200, 0, 0, 8), (1, 4000, 60_000, 1, 64, 0)])
-    assert main([str(trace.write(tmp_path / "rank0.json"))]) == 0
+    busy, waiting = (5, 4000, 200, 0, 0, 8), (1, 4000, 60_000, 1, 64, 0)
+    for passes in ([busy, waiting], [busy]):
+        assert main([str(server(passes).write(tmp_path / "rank0.json"))]) == 0
 
 
 # Captured by the shim from vLLM 0.32.0 with a tiny model, on two busy cores. While it decodes, the

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnosis.captures import diagnosed, event, kernel, loading, operator, stepped, written
+from tests.diagnosis.captures import (
+    diagnosed,
+    event,
+    kernel,
+    loading,
+    operator,
+    stepped,
+    without_steps,
+    written,
+)
 from tests.diagnosis.traces import LATEST_US, RANKS, TraceFile, cpu_rank, rank_trace
 from warpwatch_diagnosis.diagnosis import Diagnosis
 from warpwatch_diagnosis.report.html import render_html
@@ -68,7 +77,13 @@ def cpu_ranks(folder: Path) -> Diagnosis:
         cpu_rank(0, host_us=500, loading_us=6000),
         cpu_rank(1, waiting_us=5000, host_us=200, steps=5),
     )
+    ranks[1].event("python_function", "Python GC", 1000, 1500, 77)
     return diagnosed(folder, *ranks, baseline=before)
+
+
+def no_steps(folder: Path) -> Diagnosis:
+    whole = [operator(at, 490) for at in range(0, 10_000, 500)]
+    return diagnosed(folder, without_steps(stepped(*whole, steps=10)))
 
 
 def two_of_four(folder: Path) -> Diagnosis:
@@ -86,7 +101,7 @@ FORMS: dict[str, Callable[[Diagnosis], str]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("capture", [slower_loading, late_rank, cpu_ranks, two_of_four])
+@pytest.mark.parametrize("capture", [slower_loading, late_rank, cpu_ranks, two_of_four, no_steps])
 def test_a_report_is_that_of_its_golden_file(tmp_path, golden, capture, form):
     text = FORMS[form](capture(tmp_path))
     golden(f"diagnosis/{capture.__name__}.{form}", text.encode())

@@ -139,23 +139,6 @@ def test_the_longest_of_many_steps_are_drawn_and_the_one_with_most_waiting(tmp_p
     assert "Step 9 on every rank" in page
 
 
-def test_only_the_rank_of_the_first_finding_is_marked(tmp_path: Path) -> None:
-    found = diagnosed(tmp_path, *(cpu_rank(k, loading_us=6000 - 2000 * k) for k in range(2)))
-    first = found.findings[0]
-    page = render_html(replace(found, findings=(first, replace(first, label="rank 1"))))
-    assert page.count('<div class="lane blamed">') == page.count('<b class="problem">') == 1
-
-
-def test_a_report_without_steps_or_findings_is_complete_as_well(tmp_path: Path) -> None:
-    whole = [operator(at, 490) for at in range(0, 10_000, 500)]
-    trace = stepped(*whole, steps=10)
-    del trace.events[:10]
-    page = page_of(tmp_path, trace)
-    Page(page)
-    assert "The longest step" not in page
-    assert "<em>in all</em>" in page
-
-
 def test_every_label_has_a_colour_and_every_kind_a_title(golden):
     style = Path(html.__file__).with_name("style.css").read_text()
     for pattern in (r"\.p-(\w+)\{fill", r"\.b-(\w+)\{background"):
