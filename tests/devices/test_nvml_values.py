@@ -14,7 +14,7 @@ from tests.devices.nvml_by_hand import Stepper
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
 from warpwatch_devices.nvml.counters import Integral, PcieBytes, busy_samples
-from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, GrowthRate, fast_fields
+from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
 from warpwatch_devices.nvml.library import CallCosts, driver_load
 from warpwatch_devices.nvml.processes import ProcessUse
 from warpwatch_telemetry.metric import Values
@@ -190,14 +190,6 @@ def test_events_are_asked_for_once_a_device_was_read_well(process: Stepper) -> N
     fake.set(lost=0)
     process.step(SLOW)
     assert process.calls("nvmlDeviceGetSupportedEventTypes") == 2
-
-
-def test_a_rate_is_the_growth_over_the_drivers_own_time() -> None:
-    rate = GrowthRate()
-    assert rate.per_second(1000, 1_000_000) is None
-    assert rate.per_second(3000, 1_500_000) == 4000.0
-    assert rate.per_second(3000, 1_500_000) is None
-    assert rate.per_second(10, 2_000_000) is None
 
 
 def test_drivers_number_the_times_of_throttling_differently() -> None:

@@ -41,45 +41,6 @@ def test_every_spelling_of_a_pci_address_is_the_same_gpu(cases):
     cases("pci_addresses.txt", xids.normalised_address)
 
 
-@pytest.mark.parametrize(("first", "second"), [(NVML, LOG), (LOG, NVML)])
-def test_an_event_and_its_line_are_one(first, second):
-    ledger = Ledger()
-    assert ledger.told(first, 79) == [True]
-    ledger.clock.advance(4.9)
-    assert ledger.told(second, 79) == [False]
-    assert ledger.total(79) == 1
-    # A report that comes too late is another event.
-    ledger.told(first, 13)
-    ledger.clock.advance(5.1)
-    assert ledger.told(second, 13) == [True]
-    assert ledger.total(13) == 2
-
-
-def test_two_of_one_origin_are_two_and_so_are_other_numbers_and_gpus():
-    ledger = Ledger()
-    ledger.register("GPU-1b", "00000000:1B:00.0")
-    assert ledger.told(NVML, 13, 2) == [True, True]
-    assert ledger.told(LOG, 13, 3) == [False, False, True]
-    assert ledger.total(13) == 3
-    assert ledger.told(LOG, 43) == [True]
-    assert ledger.told(NVML, 31) == ledger.told(("0000:1b:00", "kernel_log"), 31) == [True]
-    assert (ledger.total(43), ledger.total(31), ledger.total(31, "GPU-1b")) == (1, 1, 1)
-
-
-def test_the_time_is_that_of_the_last_one():
-    ledger = Ledger()
-    ledger.told(NVML, 31)
-    ledger.clock.advance(100)
-    ledger.told(NVML, 31)
-    # What the log has of before is older, and ends with the load of the driver.
-    ledger.recall(ADDRESS, 31, 1_800_000_000.0)
-    ledger.forget_recalled()
-    assert ledger.values(GPU) == {
-        ("device_xid_errors_total", ("31",)): 2,
-        ("device_xid_last_timestamp_seconds", ("31",)): 1_700_000_100.0,
-    }
-
-
 def test_an_xid_before_its_gpu_is_known_is_kept_for_it_within_bounds():
     ledger = Ledger(known=False)
     assert ledger.told(LOG, 143) == [True]
@@ -96,46 +57,6 @@ def test_an_xid_before_its_gpu_is_known_is_kept_for_it_within_bounds():
     ledger.register("GPU-last", "0001:ff:00")
     assert len(ledger.values("GPU-first")) == 256
     assert ledger.values("GPU-last") == {}
-
-
-def test_hardware_trouble_counts_from_0_once_an_origin_works():
-    ledger = Ledger()
-    assert ledger.values(GPU) == {}
-    ledger.watched("nvml", GPU)
-    assert (ledger.total(79), ledger.total(48), ledger.total(13)) == (0, 0, None)
-    assert ("device_xid_last_timestamp_seconds", ("79",)) not in ledger.values(GPU)
-    # A GPU that comes after the log works counts from 0 too.
-    ledger = Ledger(known=False)
-    ledger.watched("kernel_log")
-    ledger.register(GPU, ADDRESS)
-    ledger.told(LOG, 79)
-    ledger.register(GPU, ADDRESS)
-    assert (ledger.total(79), ledger.total(74)) == (1, 0)
-
-
-def test_health_events_count_by_kind_and_survive_a_new_registration():
-    ledger = Ledger()
-    ledger.observe_health(GPU, "fatal_poison")
-    # An origin without XIDs starts no counter of them.
-    ledger.watched("nvml", GPU, xids=False, health=["fatal_poison", "recovery_action"])
-    ledger.observe_health(GPU, "fatal_poison")
-    assert ledger.values(GPU) == {
-        ("device_health_events_total", ("fatal_poison",)): 2,
-        ("device_health_events_total", ("recovery_action",)): 0,
-    }
-
-
-def test_a_gpu_that_moved_keeps_its_counters_and_another_at_its_address_starts_afresh():
-    ledger = Ledger()
-    ledger.told(NVML, 79)
-    ledger.register(GPU, "0000:3b:00.0")
-    moved = ("0000:3b:00", "kernel_log")
-    assert ledger.told(moved, 79, 2) == [False, True]
-    ledger.register("GPU-next", ADDRESS)
-    assert (ledger.total(79), ledger.values("GPU-next")) == (2, {})
-    ledger.observe_health(GPU, "fatal_poison")
-    ledger.register("GPU-new", "0000:3b:00.0")
-    assert ledger.values("GPU-new") == ledger.values(GPU) == {}
 
 
 def test_a_storm_is_logged_once_and_counted_in_full(caplog):
