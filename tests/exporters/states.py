@@ -13,9 +13,11 @@ from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import (
     Attribution,
     Device,
+    DeviceProcess,
     DeviceSample,
     HostSample,
     SourceHealth,
+    Workload,
 )
 from warpwatch_telemetry.state import JobState, RankState, Sensitivity, State
 
@@ -110,11 +112,15 @@ def odd_state() -> State:
         ("device_nvlink_link_up", ("1",)): 1,
     }
     full = full_state()
+    device = Device("GPU-1", 0, "no UTF-8: \udce9")
+    idle = (DeviceProcess(5, "idle", 0, 0.0), DeviceProcess(6, "unknown"))
     ours: dict[str, Any] = {"owner": "ns/team", "pod_uid": "p-1"}
     found = replace(full.anomalies[0], job="llama", owner="ns/team", rank=1, device="GPU-1", gpu=0)
     return replace(
         full,
-        devices=(DeviceSample(Device("GPU-1", 0, "no UTF-8: \udce9"), TIME, values),),
+        devices=(
+            DeviceSample(Device("GPU-1", 0, "no UTF-8: \udce9"), TIME, values, processes=idle),
+        ),
         ranks=(
             rank(0, job='a"b\\c\nd'),
             # Owners of the same job and rank, and another run, which is counted only.
@@ -155,4 +161,8 @@ def mig_state() -> State:
         for i, gi in enumerate(("7", "9", "9"))
     ]
     lost = DeviceSample(Device("GPU-lost", 0, "x"), TIME, up=False, reason="lost")
-    return State(TIME, "1", "host-1", (replace(parent, values=values), *instances, lost))
+    # A sum of one of its two parts is none.
+    del values["device_nvlink_receive_bytes_per_second", ()]
+    held = {name: (Workload("ml", name, "c"),) for name in ("MIG-0", parent.device.uuid)}
+    devices = (replace(parent, values=values), *instances, lost)
+    return State(TIME, "1", "host-1", devices, attributions=(Attribution("kubelet", TIME, held),))

@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from tests.exporters.receiver import Receiver
 from tests.exporters.states import CAPTURE, NOW, SLOW, full_state, rank, simulated, state_of
+from tests.locks import Held, Waits
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually, is_listening
 from warpwatch_daemon.config import Config
@@ -86,7 +88,7 @@ def rotel(target: str, port: int, folder: Path) -> Iterator[None]:
 
 
 def test_metrics_have_the_names_labels_and_units_of_the_page(server: Receiver, golden: Any) -> None:
-    site = Site(server.url)
+    site = Site(f"{server.url}/")
     site.advance()
     metrics = metrics_in(server)
     names = ("device_power_watts", "steps", "step_duration_seconds")
@@ -150,7 +152,7 @@ def test_a_collector_passes_on_what_it_is_sent(server: Receiver, tmp_path: Path)
 def test_headers_are_read_again_and_sent(server: Receiver, tmp_path: Path) -> None:
     headers = tmp_path / "headers"
     headers.write_text("api-key: first\n")
-    site = Site(f"{server.url}/", headers_file=headers)
+    site = Site(server.url, headers_file=headers)
     site.advance()
     headers.write_text("api-key: second\n")
     site.advance(60)
@@ -163,19 +165,28 @@ def test_headers_are_read_again_and_sent(server: Receiver, tmp_path: Path) -> No
 
 def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver) -> None:
     inline = {"workload_labels": "inline"}
-    both = {"otlp": {"endpoint": server.url}, "webhooks": [{"url": server.url}]}
+    both = {"otlp": {"endpoint": server.url}, "webhooks": 2 * [{"url": server.url}]}
     held = replace(full_state(), version=STATE.version)
     metrics = AgentMetrics()
     metrics.counter("http_requests_total").labels(200).inc()
     config = loading.parse(Config, {"exporters": both | {"prometheus": inline}}, "the test")
     over = replace(STATE, anomalies=(replace(SLOW, end_time=NOW + 60),))
-    own = iter((STATE, STATE, over, over))
+    own = iter((STATE, STATE, STATE, over, over, over))
     ways = PushExporters(
         config.exporters, "gpu-17", "warpwatch", "", metrics, lambda: held, lambda: next(own)
     )
+    assert list(ways.last_words) == ["webhook-0", "webhook-1", "otlp"]
     for last_words in ways.last_words.values():
         last_words()
     assert len(logs_in(server)) == 2
+    assert "warpwatch_device_violation_seconds" not in metrics_in(server)
+    # One that still waits for its peer is not waited for at the end.
+    for way in ways._all.values():
+        way._busy = Held()
+        way.last()
+        for busy in (way.advance, lambda way=way: way.know(())):
+            with pytest.raises(Waits):
+                busy()
     counted = {one.name[10:]: one.samples for one in metrics.registry.collect()}
     assert [len(counted[name]) for name in ("otlp_exports", "webhook_messages")] == [6, 4]
     assert {one.value for one in counted["otlp_exports"]} == {0, 1, 2}

@@ -113,11 +113,15 @@ def test_a_server_that_is_away_gets_it_later_but_not_for_ever(server: Receiver) 
     assert site.counted == {"failed": 11, "sent": 1, "dropped": 1}
     # The queue is bounded.
     site = Site(server)
-    site.see(*(replace(SLOW, id=f"6553f1f0-{number}") for number in range(107)))
+    many = [replace(SLOW, id=f"6553f1f0-{number}") for number in range(107)]
+    site.see(*many)
     assert site.counted == {"dropped": 7, "failed": 1}
+    # The verdict of the second of them is still to be told.
+    site.see(*many, CAPTURE)
+    assert site.counted == {"dropped": 8, "failed": 1}
 
 
-def test_what_is_refused_is_not_sent_again_and_no_redirect_is_followed(server: Receiver) -> None:
+def test_what_is_refused_is_not_sent_again_and_no_redirect_is_followed(server, caplog):
     site = Site(server)
     server.status, server.location = 302, f"{server.url}/elsewhere"
     site.see(SLOW)
@@ -125,6 +129,8 @@ def test_what_is_refused_is_not_sent_again_and_no_redirect_is_followed(server: R
     site.wait()
     site.see(SLOW, OTHER)
     assert site.counted == {"refused": 2}
+    status = [text.partition("the answer is ")[2][:3] for text in caplog.messages]
+    assert status == ["302", "404"]
     assert {path for path, _, _ in server.requests} == {"/"}
     # Too many requests: it is to be sent again.
     server.status = 429
@@ -146,7 +152,11 @@ def test_a_secret_address_and_a_token_are_read_from_files_each_time(server, tmp_
     address.write_text("hooks.example/T0/B0/secret\n")
     site.see(SLOW, OTHER)
     assert site.counted == {"failed": 2, "sent": 1}
-    assert caplog.text.count("exporters.webhooks[0]") == 2 and "T0/B0" not in caplog.text
+    assert caplog.text.count("exporters.webhooks[0]") == 2
+    assert (
+        f"{address} has no http:// or https:// address" in caplog.text
+        and "T0/B0" not in caplog.text
+    )
     ((path, sent, _),) = server.requests
     assert path == "/services/T0/B0/other"
     assert sent["Authorization"] == "Bearer right"
