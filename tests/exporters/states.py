@@ -26,6 +26,7 @@ NOW = 1_790_000_000.0
 _PARTS = msgspec.json.decode(Path(__file__).with_name("states.json").read_bytes())
 SLOW = msgspec.convert(_PARTS["anomaly"], Anomaly)
 CAPTURE = msgspec.convert(_PARTS["capture"], Capture)
+LONG = replace(CAPTURE, id="c-long", diagnosis={"summary": f"two\nlines {'x' * 999}"})
 _RANK = msgspec.convert(_PARTS["rank"], RankState)
 _CAPTURES = msgspec.convert(_PARTS["captures"], tuple[Capture, ...])
 _MORE_RANKS = msgspec.convert(_PARTS["more_ranks"], tuple[RankState, ...])
@@ -115,12 +116,11 @@ def odd_state() -> State:
     device = Device("GPU-1", 0, "no UTF-8: \udce9")
     idle = (DeviceProcess(5, "idle", 0, 0.0), DeviceProcess(6, "unknown"))
     ours: dict[str, Any] = {"owner": "ns/team", "pod_uid": "p-1"}
-    found = replace(full.anomalies[0], job="llama", owner="ns/team", rank=1, device="GPU-1", gpu=0)
+    found = replace(full.anomalies[0], job="llama", owner="ns/team", run="r1", rank=1)
+    found = replace(found, device="GPU-1", gpu=0)
     return replace(
         full,
-        devices=(
-            DeviceSample(Device("GPU-1", 0, "no UTF-8: \udce9"), TIME, values, processes=idle),
-        ),
+        devices=(DeviceSample(device, TIME, values, processes=idle),),
         ranks=(
             rank(0, job='a"b\\c\nd'),
             # Owners of the same job and rank, and another run, which is counted only.
@@ -137,7 +137,10 @@ def odd_state() -> State:
             *_MORE_JOBS,
         ),
         # The scrape names an agent's node, which an empty label would hide; a fleet's is its own.
-        anomalies=(found, replace(found, id="a4", kind="hang", rank=0, node="gpu-7")),
+        anomalies=(
+            *(found, replace(found, id="a4", kind="hang", rank=0, node="gpu-7")),
+            replace(found, id="a5", kind="crash", judged_by="fleet"),
+        ),
         captures=(*full.captures, *_MORE_CAPTURES),
         attributions=(*full.attributions, *_MORE_ATTRIBUTIONS),
         sensitivities=_SENSITIVITIES,

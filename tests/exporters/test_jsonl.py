@@ -30,6 +30,9 @@ def test_records_are_lines_at_once(tmp_path, golden, monkeypatch):
     golden("exporters/log.jsonl", log.read_bytes())
     for _ in range(2):
         writer.close()
+    (tmp_path / "link").symlink_to(log)
+    with pytest.raises(OSError, match="symbolic links"):
+        JsonlWriter(tmp_path / "link")
     # One that cannot be read is closed again.
     monkeypatch.setattr(os, "pread", Mock(side_effect=OSError))
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -41,7 +44,7 @@ def test_records_are_lines_at_once(tmp_path, golden, monkeypatch):
 def test_what_a_killed_daemon_had_already_written_is_not_written_again(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     JsonlWriter(log).write([*(Step(11.0 + i, "llama", 0, i, 0.5) for i in range(5)), RECORDS[0]])
-    again: list[Record] = [Step(11.0 + i, "llama", 0, i, 0.5) for i in range(3, 7)]
+    again: list[Record] = [Step(11.0 + i, "llama", 0, i, 0.5) for i in (0, 3, 4, 5, 6)]
     other = Step(11.0, "llama", 1, 0, 0.5)
     assert JsonlWriter(log).write([*again, other, Clock(3.0)]) == 4
     steps = [line["step"] for line in lines_of(log) if line.get("rank") == 0 and "step" in line]

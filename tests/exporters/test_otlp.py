@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from tests.exporters.receiver import Receiver
-from tests.exporters.states import CAPTURE, NOW, SLOW, full_state, rank, simulated, state_of
+from tests.exporters.states import CAPTURE, LONG, NOW, SLOW, full_state, rank, simulated, state_of
 from tests.locks import Held, Waits
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually, is_listening
@@ -29,6 +29,7 @@ from warpwatch_exporters.otlp import OtlpExporter
 from warpwatch_exporters.push import PushExporters
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
+from warpwatch_telemetry.samples import Device, DeviceSample
 
 ROTEL = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages/rotel")
 STATE = replace(state_of(), devices=simulated(1, 5), ranks=(rank(0),))
@@ -89,6 +90,9 @@ def rotel(target: str, port: int, folder: Path) -> Iterator[None]:
 
 def test_metrics_have_the_names_labels_and_units_of_the_page(server: Receiver, golden: Any) -> None:
     site = Site(f"{server.url}/")
+    # The SDK takes no boolean.
+    modes = DeviceSample(Device("GPU-9", 9, "L4"), NOW, {("device_mig_mode", ()): True})
+    site.state = replace(STATE, devices=(*STATE.devices, modes))
     site.advance()
     metrics = metrics_in(server)
     names = ("device_power_watts", "steps", "step_duration_seconds")
@@ -98,9 +102,10 @@ def test_metrics_have_the_names_labels_and_units_of_the_page(server: Receiver, g
 
 def test_an_anomaly_its_capture_and_their_ends_are_one_trace(server: Receiver, golden: Any) -> None:
     site = Site(server.url)
-    slow = replace(SLOW, summary=f"{SLOW.summary} \udcff")
+    slow = replace(SLOW, summary=f"{SLOW.summary} \udcff{'x' * 999}", owner="team\udcff")
     running = replace(CAPTURE, id="20260921T142000-000002", outcome=None, diagnosis=None)
-    site.state = replace(STATE, anomalies=(slow,), captures=(CAPTURE, running))
+    failed = replace(running, id="failed", outcome="partial", diagnosis_outcome="crashed")
+    site.state = replace(STATE, anomalies=(slow,), captures=(LONG, running, failed))
     site.advance()
     site.state = replace(site.state, anomalies=(replace(slow, end_time=NOW + 60),))
     site.advance()
@@ -109,7 +114,7 @@ def test_an_anomaly_its_capture_and_their_ends_are_one_trace(server: Receiver, g
     shown = [*map(MessageToDict, records)]
     golden("exporters/otlp_logs.json", json.dumps(shown, indent=1).encode())
     assert len({one.trace_id for one in records}) == 1
-    assert site.counted == {("metrics", "sent"): 1, ("logs", "sent"): 4}
+    assert site.counted == {("metrics", "sent"): 1, ("logs", "sent"): 5}
 
 
 def test_while_the_collector_is_away_logs_wait_in_a_bounded_queue(server, caplog):
@@ -182,7 +187,7 @@ def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver)
     assert "warpwatch_device_violation_seconds" not in metrics_in(server)
     # One that still waits for its peer is not waited for at the end.
     for way in ways._all.values():
-        way._busy = Held()
+        way._busy = Held()  # type: ignore[assignment]
         way.last()
         for busy in (way.advance, lambda way=way: way.know(())):
             with pytest.raises(Waits):

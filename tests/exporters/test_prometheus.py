@@ -53,11 +53,13 @@ def test_promtool_has_nothing_to_say(profile: Profile, series: int) -> None:
     one = State(time=TIME, version="1", hostname="node-1", devices=simulated(1))
     lines = render(one, Options(profile=profile)).splitlines()
     assert sum(b'uuid="' in line for line in lines) == series
+    page = render(full_state(), Options(profile=profile))
+    # With all buckets, or those of the coarse bounds.
+    assert (b'le="0.06"' in page) is (profile == "full")
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")
     command = [promtool, "check", "metrics"]
-    page = render(full_state(), Options(profile=profile))
     checked = subprocess.run(command, input=page, capture_output=True, timeout=300)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 

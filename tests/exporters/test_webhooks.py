@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.daemon.http.certificates import make_certificate, server_context
 from tests.exporters.receiver import Receiver, http_server, receiver
-from tests.exporters.states import CAPTURE, NOW, SLOW, state_of
+from tests.exporters.states import CAPTURE, LONG, NOW, SLOW, state_of
 from tests.manual_clock import ManualClock
 from warpwatch_exporters.config import ExportersConfig, WebhookConfig
 from warpwatch_exporters.events import EventFeed
@@ -66,7 +67,10 @@ def test_an_anomaly_its_verdict_and_its_end_are_a_golden_message_each(
 ):
     site = Site(server, format=form, min_severity=severity)
     running = replace(CAPTURE, id="running", outcome=None, diagnosis=None)
-    captures = running, CAPTURE, replace(CAPTURE, id="no report/", files=())
+    failed = replace(running, id="failed", outcome="partial", diagnosis_outcome="crashed")
+    bare = replace(CAPTURE, id="no report/", files=("a",), diagnosis={"verdict": "no_problem"})
+    request = replace(CAPTURE.request, anomaly_id=INFO.id)
+    captures = running, CAPTURE, bare, failed, LONG, replace(CAPTURE, id="info", request=request)
     for found in ((SLOW,), (SLOW,), (SLOW, *captures), (ENDED, *captures, EXPLAINED)):
         site.see(INFO, *found)
     # Without a public URL there is no link.
@@ -74,6 +78,9 @@ def test_an_anomaly_its_verdict_and_its_end_are_a_golden_message_each(
     site.see(SLOW)
     golden(f"exporters/webhook_{form}.json", json.dumps(site.told(), indent=1).encode())
     assert site.counted == {"sent": 1}
+    for given in ({}, {"url": server.url, "url_file": "/nowhere"}):
+        with pytest.raises(ValidationError, match="either url or url_file is needed"):
+            WebhookConfig(**given)
 
 
 def test_no_name_of_a_stranger_is_markup_in_slack(server: Receiver) -> None:
@@ -90,7 +97,7 @@ def test_what_was_there_before_the_start_is_not_told_again(server: Receiver) -> 
         site.see(*found)
     # Nor is what another process has told, even after the state has dropped it.
     site.events.know([OTHER, INFO])
-    for found in ([INFO, OTHER], [OTHER], []):
+    for found in ([], [INFO, OTHER], [OTHER], []):
         site.see(*found)
     assert site.events._known == set()
     told = [one["event"] + one["severity"] for one in site.told()]
