@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.capturing.played import JOB, REQUEST, Played, PlayedService
-from warpwatch_capturing.participant import LiveJob, find_job
 from warpwatch_telemetry.captures import Capture, Prepared
 from warpwatch_telemetry.errors import Refused
-from warpwatch_telemetry.jobs import JobId
 
 STACKS = replace(REQUEST, kind="stacks", anomaly_kind="hang")
 
@@ -149,14 +147,3 @@ def test_a_fault_of_a_participant_ends_its_capture(played, monkeypatch):
     monkeypatch.setattr(first, "advance", lambda at: 1 / 0)
     assert played.step() is False
     assert played.finished(asked).outcome == "failed"
-
-
-def test_a_name_of_jobs_of_two_owners_needs_the_owner():
-    jobs = [LiveJob(JobId(owner, "train", "r1"), (0, 1), 2) for owner in ("a", "b")]
-    with pytest.raises(Refused, match="train is a job of each of a, b; name the owner") as refused:
-        find_job(jobs, REQUEST)
-    assert refused.value.reason == "refused_no_rank"
-    assert find_job(jobs, replace(REQUEST, owner="b")) == jobs[1]
-    many = [LiveJob(JobId("a", f"job{number:02}", "r1"), (0,), 1) for number in range(21)]
-    with pytest.raises(Refused, match=r"running jobs: job00, .*, job19$"):
-        find_job(many, REQUEST)

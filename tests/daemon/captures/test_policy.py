@@ -18,7 +18,7 @@ from tests.cases import cases
 from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
-from warpwatch_capturing.config import Span, StoreConfig, TriggersConfig, parse_span
+from warpwatch_capturing.config import StoreConfig, TriggersConfig
 from warpwatch_capturing.finisher import FairQueue, Finisher
 from warpwatch_capturing.policy import Disk, DiskSpace, Policy
 from warpwatch_capturing.register import CaptureRegister
@@ -76,16 +76,6 @@ def test_quiet_hours_are_local_unless_they_say_utc(tmp_path, monkeypatch, stack)
     judge.config = TriggersConfig(quiet_hours=("12:00-13:00", "06:30-06:31"))
     with pytest.raises(Refused, match=r"triggers\.quiet_hours has 06:30-06:31"):
         judge.check(AUTOMATIC, (), 0.0)
-
-
-def test_spans_of_the_day_are_read_and_others_refused_with_an_example():
-    assert parse_span("22:00-06:00") == Span(1320, 360)
-    assert parse_span(" 00:00 - 24:00 ") == Span(0, 1440)
-    assert parse_span("09:05-09:06") == Span(545, 546)
-    bad = ("", "22-6", "22:00", "24:00-06:00", "22:00-24:01", "22:60-06:00", "06:00-06:00", "9")
-    for text in bad:
-        with pytest.raises(ValueError, match="such as 22:00-06:00 or 22:00-06:00 UTC"):
-            parse_span(text)
 
 
 class FakeDisk(Disk):
