@@ -1,28 +1,40 @@
 """Golden files of Python expressions: what functions without effects return."""
 
-from collections.abc import Callable
+import importlib
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import ModuleType
 from typing import Any
 
+import pytest
 from pydantic import ValidationError
 
 from tests.conftest import Cases
 from warpwatch_capturing.alerts import Settled
+from warpwatch_runtime.http_requests import RequestError
 from warpwatch_telemetry.errors import WarpwatchError
 
 
-def check(cases: Cases, file: str, *modules: ModuleType, **more: object) -> None:
-    """Compare the values of a file's expressions, which know the modules and all their classes."""
+def check(cases: Cases, file: str, modules: Mapping[str, str], more: Mapping[str, object]) -> None:
+    """Compare the values of a file's expressions.
+
+    They know ``modules``, the names of each package's, with all their classes, and ``more``.
+    """
     known: dict[str, Any] = {}
-    for module in modules:
-        known |= {name: one for name, one in vars(module).items() if isinstance(one, type)}
-        known[module.__name__.rpartition(".")[2]] = module
+    for package, names in modules.items():
+        for name in names.split():
+            module = known[name] = importlib.import_module(f"{package}.{name}".strip("."))
+            known |= {name: one for name, one in vars(module).items() if isinstance(one, type)}
 
     def value(text: str) -> object:
-        return _tried(lambda: repr(eval(text, known | {"play": play} | more)))
+        return _tried(lambda: repr(eval(text, {**known, "play": play, **more})))
 
-    cases(file, value)
+    with pytest.MonkeyPatch.context() as patch:
+        # Local time is seven hours ahead.
+        patch.setenv("TZ", "WWT-7")
+        time.tzset()
+        cases(file, value)
+    time.tzset()
 
 
 def play(subject: object, *calls: tuple[Any, ...]) -> list[object]:
@@ -41,5 +53,5 @@ def _tried(work: Callable[[], object]) -> object:
         return "; ".join(one["msg"] for one in error.errors())
     except Settled as settled:
         return f"{settled.outcome}: {settled}"
-    except (ValueError, WarpwatchError) as error:
+    except (OSError, ValueError, RequestError, WarpwatchError) as error:
         return f"{getattr(error, 'reason', type(error).__name__)}: {error}"

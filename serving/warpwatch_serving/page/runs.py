@@ -107,7 +107,8 @@ def bars(run: RunSummary) -> list[tuple[float, float, float, float, str]]:
     first = min(counts) - max(0, MIN_BARS - 1 - max(counts) + min(counts)) // 2
     shown: dict[int, int] = {}
     for number, count in counts.items():
-        shown[min(number - first, MAX_BARS - 1)] = count + shown.get(number - first, 0)
+        at = min(number - first, MAX_BARS - 1)
+        shown[at] = count + shown.get(at, 0)
     width, top = WIDTH / max(max(shown) + 1, MIN_BARS), max(shown.values())
     return [
         (round(at * width, 1), round(HEIGHT - height, 1), round(width * 0.9, 1), round(height, 1),
