@@ -61,13 +61,17 @@ def test_a_command_that_comes_too_late_is_answered_and_does_nothing(trained: Tra
 
 def test_cancel_and_another_capture_disarm(trained: Training) -> None:
     for id in ("cancelled", "replaced"):
-        trained.capture(id, start=10**6)
-        trained.steps(1)
+        for _ in range(2):
+            trained.capture(id, start=10**6)
+            trained.steps(1)
         trained.event("capture_armed", id)
+        trained.cancel("another")
+        trained.steps(1)
         if id == "cancelled":
             trained.cancel(id)
             trained.steps(1)
     trained.works("newer")
+    assert trained.names("replaced") == ["capture_armed", "capture_disarmed"]
     assert trained.detail("cancelled", "capture_disarmed") == "cancelled"
     why = "another capture was asked for"
     assert trained.detail("replaced", "capture_disarmed") == why
@@ -80,6 +84,15 @@ def test_a_profiler_that_runs_is_dropped_on_cancel(trained: Training) -> None:
     trained.steps(1)
     trained.works("after-cancel")
     assert trained.names("dropped")[-1] == "capture_disarmed"
+    trained.record("replaced-2")
+    trained.works("after-replaced")
+    assert trained.names("replaced-2")[-1] == "capture_disarmed"
+    # What the profiler would import is there for the program, and the collector calls nothing.
+    trained.steps(
+        1,
+        "import gc; assert not [one for one in gc.callbacks if '_Pauses' in repr(one)]\n"
+        "assert '_inductor' in torch._lazy_modules or 'torch._inductor' in sys.modules",
+    )
 
 
 def test_a_program_that_then_ends_still_hands_over(folder: Folder, with_torch: ForkServer) -> None:
@@ -108,6 +121,8 @@ def test_no_inbox_is_a_refusal(folder: Folder, with_torch: ForkServer) -> None:
         found.capture()
         found.steps(1)
         assert found.detail() == "no_inbox"
+        found.capture("s-1", kind="stacks", start=1, steps=1)
+        assert found.detail("s-1") == "no_inbox"
 
 
 def test_stacks_are_served_while_the_training_is_stuck(plain: Training) -> None:
@@ -116,6 +131,7 @@ def test_stacks_are_served_while_the_training_is_stuck(plain: Training) -> None:
     found = plain.stacks("s-1")
     plain.request(0)
     plain._read()
+    plain.steps(1)
     assert plain.names("s-1") == ["capture_started", "capture_finished"]
     assert (found["rank"], found["job"], found["via"]) == (0, "demo", "helper")
     (main,) = [thread for thread in found["threads"] if thread["main"]]

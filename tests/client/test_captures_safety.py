@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import zlib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from tests.client.daemon_side import Folder
 from tests.client.fork_server import ROOT
 from tests.conftest import Cases
 from tests.manual_clock import ManualClock
+from warpwatch import protocol
 from warpwatch.captures.control import Captures
 from warpwatch.captures.recording import (
     Command,
@@ -23,7 +25,14 @@ from warpwatch.captures.recording import (
     open_commands,
     parse_command,
 )
-from warpwatch.captures.safety import Situation, cuda_graphs, cupti_busy, refusal
+from warpwatch.captures.safety import (
+    Situation,
+    cuda_graphs,
+    cupti_busy,
+    memory_busy,
+    profiler_busy,
+    refusal,
+)
 from warpwatch.captures.safety import unsafe_stacks as unsafe
 from warpwatch.rendezvous import inbox_problem
 from warpwatch.ring import RingWriter
@@ -53,6 +62,22 @@ ROOM: dict[str, Any] = {"captures": 0, "inbox_problem": None}
 
 def test_all_is_well_on_an_idle_gpu() -> None:
     assert refusal(situation(torch())) is None
+    # Nsight writes its files elsewhere.
+    under = {"NSYS_PROFILING_SESSION_ID": "1"}
+    full = situation(torch(), kind="nsys", environ=under, inbox_problem="no_space")
+    assert refusal(full) is None
+
+
+def test_the_programs_profilers_and_histories_go_first() -> None:
+    busy = torch()
+    assert profiler_busy(situation(busy)) is None
+    busy.autograd._profiler_enabled = lambda: True
+    assert profiler_busy(situation(busy)) == "profiler_busy"
+    assert memory_busy(situation(torch(cuda=False))) is None
+    busy._C = SimpleNamespace()
+    assert memory_busy(situation(busy)) == "memory_unsupported"
+    busy._C._cuda_isHistoryEnabled = lambda: True
+    assert memory_busy(situation(busy)) == "memory_busy"
 
 
 @pytest.mark.parametrize(("reason", "changes"), tables(__file__)["refused"].items())
@@ -136,21 +161,35 @@ def test_only_a_command_file_of_the_daemon_is_opened(damage: str, tmp_path: Path
         path.rename(made)
         path.symlink_to(made) if damage == "link" else os.mkfifo(path)
     fd = os.open(folder.path, os.O_RDONLY)
+    before = len(os.listdir("/proc/self/fd"))
     found = open_commands(fd, "one", os.geteuid() + (damage == "foreign"))
     assert (found >= 0) == (damage == "")
+    assert len(os.listdir("/proc/self/fd")) == before + (found >= 0)
     for opened in (fd, *([found] if found >= 0 else [])):
         os.close(opened)
 
 
-def test_a_command_file_that_stays_torn_is_given_up(ring: RingWriter, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "["])
+def test_a_command_file_that_stays_torn_is_given_up(
+    ring: RingWriter, tmp_path: Path, text: str
+) -> None:
+    """One whose text has too many levels is like a torn one."""
     path = tmp_path / "torn.cmd"
-    path.write_bytes(b"WWCMD001" + b"x" * 4088)
+    data = json.dumps("x" * 4000).encode() if not text else text.encode() * 4000
+    crc = zlib.crc32(data, zlib.crc32((7).to_bytes(8, "little"))) ^ (not text)
+    head = protocol.COMMAND.pack(protocol.COMMAND_MAGIC, 7, len(data), crc)
+    path.write_bytes((head + data).ljust(protocol.COMMAND_SIZE, b"\0"))
     ring.open_commands(os.open(path, os.O_RDONLY))
     captures, clock, reads = Captures(), StepClock(), 0
     while ring.command_seen == bytes(8):
         captures.follow(clock, ring, reads)
         reads += 1
     assert reads == 100
+    assert ring.lost_commands() is None
+    path.unlink()
+    lost = ring.lost_commands()
+    assert lost is not None and (ring.command_fd, ring.lost_commands()) == (-1, None)
+    lost.close()
 
 
 @pytest.mark.parametrize(
@@ -173,16 +212,21 @@ class Said:
     def __init__(self) -> None:
         self.said: list[tuple[str, str]] = []
 
-    def event(self, event: str, id: str, detail: str = "") -> None:
+    def event(self, event: str, id: str, detail: str = "", **_: Any) -> None:
         self.said.append((event, detail))
+
+    def stop(self, about: dict[str, Any]) -> None:
+        self.about = about
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
 
 
-def recording(clock: ManualClock, steps: int = 2) -> tuple[RecordingSession, Said]:
+def recording(
+    clock: ManualClock, steps: int = 2, kind: str = "torch"
+) -> tuple[RecordingSession, Said]:
     said: Any = Said()
-    command = Command("capture", "c-1", "torch", 40, steps)
+    command = Command("capture", "c-1", kind, 40, steps)
     return RecordingSession(command, said, "", said, 30, clock.monotonic), said
 
 
@@ -206,6 +250,24 @@ def test_a_capture_whose_step_before_the_first_was_missed_is_disarmed() -> None:
     for number in (38, 40):
         captures.follow(clock, without_commands, number)
     assert said.said == [("capture_disarmed", "the step before the first was not seen")]
+
+
+def test_the_work_of_the_recorded_iterations_goes_into_the_trace() -> None:
+    captures = Captures()
+    captures.inbox_problem = None
+    session, said = recording(ManualClock(), kind="memory")
+    captures.session = session
+    clock: Any = SimpleNamespace(capturing=True, flags=0, work=(38, 0, 0))
+    without_commands: Any = SimpleNamespace(command_fd=-1)
+    for number in range(39, 43):
+        captures.follow(clock, without_commands, number)
+        clock.work = (number, 0, 0)
+        captures.step_ended(clock, number)
+    about = {"first_step": 40, "last_step": 41, "iterations": [(40, 0, 0), (41, 0, 0)]}
+    assert said.about == about
+    assert (session.begun, captures.exporting, captures._taken) == (True, True, 1)
+    # With fewer than 50 captures there may be another; without it, the steps are as ever.
+    assert (clock.flags, clock.capturing) == (0, False)
 
 
 @pytest.mark.parametrize(("step_s", "steps", "limit_s"), [(0.1, 2, 30.0), (5.0, 2, 60.0)])
@@ -239,6 +301,14 @@ def test_the_programs_profiler_waits_for_a_thread_that_does_not_come_by_up_to_a_
     captures.session = session
     captures.give_way()
     assert said == ["the program's own profiler began"]
+    assert sum(clock.slept) == pytest.approx(30, abs=0.01)
+    # A thread that has ended comes by no more; others than torch's are not in its way.
+    memory = command._replace(kind="memory")
+    changes: list[dict[str, Any]] = [{"lives": False}, {"prepared": False}, {"command": memory}]
+    for change in changes:
+        vars(session).update({"lives": True, "prepared": True, "command": command, **change})
+        captures.give_way()
+    assert len(said) == 2
     assert sum(clock.slept) == pytest.approx(30, abs=0.01)
 
 

@@ -17,11 +17,13 @@ from tests.client.training import Training, names, training
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
 from warpwatch.captures.memory import HostGrowth, is_rising, summary
+from warpwatch.captures.profilers import _Pauses
 from warpwatch_diagnosis.memory_growth import diagnose_memory
 from warpwatch_diagnosis.trace.reader import read_trace
 
 pytestmark = pytest.mark.torch
-LEAKS = cases(__file__)["leaks"]
+TABLE = cases(__file__)
+LEAKS = TABLE["leaks"]
 
 # How a program profiles itself.
 PROFILERS = {
@@ -84,6 +86,10 @@ def test_the_estimate_of_events_is_corrected_by_a_capture(trained):
 def test_evaluation_or_checkpoint_ends_recording(trained, text, reason):
     id = reason.split()[1]
     trained.record(id)
+    # In another thread it is none of the training's.
+    other = "t = threading.Thread(target=monitor.switch, args=('eval',)); t.start(); t.join()"
+    trained.steps(1, other)
+    assert trained.names(id)[-1] == "capture_started"
     trained.steps(1, text)
     assert trained.detail(id) == f"interrupted: {reason}"
     assert leaves_nothing(trained, id)
@@ -212,10 +218,13 @@ def test_an_inbox_that_goes_meanwhile_is_one_answer(folder, with_torch):
 
 @pytest.mark.parametrize("how", PROFILERS)
 def test_ours_is_refused_while_theirs_warms_up_or_records(trained, how):
-    trained.steps(1, f"own = {PROFILERS[how]}; own.__enter__()")
+    trained.capture(f"armed-{how}", start=trained.number + 4)
+    trained.steps(1)
+    trained.steps(4, f"own = {PROFILERS[how]}; own.__enter__()")
     trained.capture(f"refused-{how}")
     trained.steps(1)
-    assert trained.detail(f"refused-{how}") == "profiler_busy"
+    for id in (f"armed-{how}", f"refused-{how}"):
+        assert trained.detail(id) == "profiler_busy"
     trained.steps(1, "own.__exit__(None, None, None)")
     trained.works(f"after-{how}")
 
@@ -274,28 +283,7 @@ def test_a_profiler_in_another_thread_waits_for_ours(trained, tmp_path):
 
 # The parts of torch.cuda.memory._snapshot() on a GPU that are read.
 SNAPSHOT: Any = json.loads(Path(__file__).with_name("memory_snapshot.json").read_bytes())
-# The process believes that it has a GPU; its allocator is this stand-in.
-STAND_IN = f"""
-class StandIn:
-    calls = []
-    def _record_memory_history(self, enabled="all", *, stacks="all", max_entries=None):
-        self.calls.append((enabled, stacks, max_entries))
-    def _snapshot(self):
-        assert self.calls == [("all", "python", 100_000)]
-        return {SNAPSHOT!r}
-torch.cuda.memory = StandIn()
-torch.cuda.is_initialized = lambda: True
-history = []
-torch._C._cuda_isHistoryEnabled = lambda: bool(history)
-"""
-NSYS = """
-class StandIn:
-    said = []
-    def __getattr__(self, name):
-        return lambda *arguments: self.said.append((name, *arguments))
-torch.cuda.profiler = torch.cuda.nvtx = StandIn()
-torch.cuda.is_initialized = lambda: True
-"""
+STAND_IN = f"import json\nSNAPSHOT = {json.dumps(SNAPSHOT)!r}\n{TABLE['allocator']}"
 NO_EVENTS = {"WARPWATCH_CUDA_EVENTS": "0"}
 
 
@@ -332,6 +320,29 @@ def test_allocations_are_traced_for_30_s_at_most():
     # The helper's heart beats once for each mark, however few allocations it has.
     growth.report(lambda: traced.append(False))
     assert traced == [True, *[False] * 3]
+
+
+def test_a_program_that_traces_itself_goes_on_and_so_does_one_that_was_interrupted():
+    tracemalloc.start(3)
+    for growth in (HostGrowth(9), HostGrowth(9)):
+        growth.start()
+        growth.stop()
+    assert tracemalloc.get_traceback_limit() == 3 and tracemalloc.is_tracing()
+    tracemalloc.stop()
+    growth = HostGrowth(9)
+    growth.drop()
+    growth.start()
+    assert not tracemalloc.is_tracing()
+
+
+def test_pauses_of_the_collector_are_kept_up_to_a_number():
+    pauses, now_ns = _Pauses(), itertools.count(1_000_000, 4000)
+    pauses._time_ns = lambda: next(now_ns)
+    pauses._collected("stop", {})
+    for _ in range(1001):
+        pauses._collected("start", {})
+        pauses._collected("stop", {})
+    assert (pauses.found_us[0], len(pauses.found_us)) == ((1004.0, 4.0), 1000)
 
 
 LEAKY = """
@@ -372,6 +383,9 @@ def test_neither_a_child_nor_the_rest_of_a_step_after_a_cancel_is_traced(folder,
         found.steps(1, f"{fork}assert tracemalloc.is_tracing() and not os.waitpid(child, 0)[1]")
         found.request(1, "print(0, flush=True); wait(lambda: not tracemalloc.is_tracing())")
         found._read()
+        found.cancel("another")
+        found.stacks("s-1")
+        assert found.names()[-1] == "capture_started"
         found.cancel("c-1")
         found._read()
 
@@ -416,7 +430,7 @@ def test_the_allocators_history_becomes_two_files(folder, with_torch):
 
 def test_nsight_is_told_the_steps(folder, with_torch, tmp_path):
     under = {"NSYS_PROFILING_SESSION_ID": "1", **NO_EVENTS}
-    with training(folder, with_torch, NSYS, **under) as found:
+    with training(folder, with_torch, TABLE["nsys"], **under) as found:
         # Two profilers of the GPU are one too many.
         found.capture("t-1")
         found.steps(1)

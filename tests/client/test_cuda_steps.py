@@ -1,7 +1,7 @@
 """Steps timed by events, on a simulated stream: in order, in its own time, behind the CPU."""
 
 import json
-from threading import Lock, Thread
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -104,6 +104,13 @@ def test_steps_are_timed_between_their_end_events_on_the_stream() -> None:
     second = training.clock.finished[1]
     assert second.duration_ns == 105_000_000
     assert second.phases_ns[:2] == [30_000_000, 60_000_000]
+    # What came before a new start belongs to no step.
+    training.cuda.launch(500)
+    training.clock.restart()
+    training.clock.open = False
+    training.step(3)
+    assert training.gpu_ms == [None, 100, 100, 100, None, 100]
+    assert training.clock.finished[5].duration_ns == 100_000_000
 
 
 def test_nothing_waits_for_a_gpu_that_is_behind() -> None:
@@ -203,8 +210,10 @@ def test_the_device_is_named_by_its_uuid() -> None:
     cuda = SimpleNamespace(
         current_device=lambda: 1, get_device_properties=lambda _: SimpleNamespace(uuid="3a1c")
     )
-    for visible, name in ((None, "GPU-3a1c"), ("0,1", "GPU-3a1c"), ("MIG-a, MIG-b", "MIG-b")):
-        assert device_uuid(cuda, visible) == name
+    names = {None: "GPU-3a1c", "0,1": "GPU-3a1c", "MIG-a, MIG-b": "MIG-b", "MIG-a": "GPU-3a1c"}
+    assert {visible: device_uuid(cuda, visible) for visible in names} == names
+    cuda.get_device_properties = str
+    assert device_uuid(cuda, None) is None
 
 
 def test_a_gpu_that_is_behind_is_not_asked_at_every_step() -> None:
@@ -249,14 +258,14 @@ def test_a_side_stream_inside_a_step_does_not_mix_up_its_times() -> None:
     ],
 )
 def test_a_device_has_events(devices: tuple[int, ...], run: bool, gpu_ms: list[int | None]) -> None:
-    training = Training(pool_size=20)
+    training, before = Training(pool_size=20), faults.count()
     for device in devices:
         training.cuda.stream = SimulatedStream(device)
         training.step(run=run)
     training.cuda.run()
     training.step(3)
     assert training.gpu_ms[: len(devices)] == gpu_ms
-    assert training.events_held == 40
+    assert (training.events_held, faults.count()) == (40, before)
 
 
 def records(ring: RingWriter, kind: int) -> list[bytes]:
@@ -265,18 +274,22 @@ def records(ring: RingWriter, kind: int) -> list[bytes]:
 
 def test_a_helper_that_may_not_settle_keeps_no_one_else_from_it() -> None:
     class WatchedLock:
-        tries = 0
-        release = Lock().release
+        def __init__(self) -> None:
+            self.tries: list[Any] = []
 
-        def acquire(self, blocking: bool) -> bool:
-            self.tries += 1
-            return True
+        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+            self.tries.append(blocking and timeout)
+            return False
 
     clock = Training().clock
     lock: Any = WatchedLock()
     clock._settling = lock
     clock.settle(helping=True)
-    assert lock.tries == 0
+    assert lock.tries == []
+    # Only the end waits, and not for ever.
+    clock.settle()
+    clock.finish()
+    assert lock.tries == [False, 0.2]
 
 
 def test_a_gpu_is_not_used_before_the_helper_has_settled_what_ran_without() -> None:

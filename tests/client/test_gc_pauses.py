@@ -35,8 +35,14 @@ def collect(pauses: GcPauses, pause_ns: int, generation: int = 2) -> None:
 
 def test_a_long_pause_is_an_event_with_its_step(pauses: GcPauses, ring: RingWriter) -> None:
     pauses._clock.steps = 42
+    # One whose start was not seen, and one of a capture.
+    pauses._collected("stop", {"generation": 2})
+    pauses._clock.flags = 1
+    collect(pauses, 90_000_000)
+    pauses._clock.flags = 0
     collect(pauses, 10_000_000, generation=2)
     collect(pauses, 2_000_000, generation=0)
+    pauses._collected("stop", {"generation": 2})
     pauses.report(ring, now_s=1)
     record, event = written(ring)
     assert protocol.GC.unpack(record.payload) == (12_000_000, 2, 10_000_000)
@@ -69,8 +75,11 @@ def test_it_comes_back_after_callbacks_were_cleared(pauses: GcPauses, ring: Ring
 
 def test_it_can_be_switched_off(ring: RingWriter) -> None:
     pauses = GcPauses(StepClock(), {"WARPWATCH_GC": "0"})
-    pauses.report(ring, now_s=1)
-    assert pauses._collected not in gc.callbacks
+    dropped = GcPauses(StepClock(), {})
+    dropped.drop()
+    for found in (pauses, dropped):
+        found.report(ring, now_s=1)
+        assert found._collected not in gc.callbacks
     pauses.drop()
 
 

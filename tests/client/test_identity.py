@@ -2,12 +2,14 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from tests.cases import cases
 from warpwatch import identity, protocol
 from warpwatch.identity import describe, job_name, phase_name, run_id
+from warpwatch.ring import ring_name
 
 CASES = cases(__file__)
 
@@ -19,8 +21,13 @@ def test_the_first_name_there_wins(asked: str | None, environ: dict[str, str], n
 
 @pytest.mark.parametrize(("environ", "place"), CASES["places"])
 def test_a_rank_has_its_place_from_torchrun_then_slurm(
-    environ: dict[str, str], place: list[int]
+    environ: dict[str, str], place: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A group that is being destroyed has no place; others come between torchrun and Slurm.
+    rank, size = environ.pop("GROUP", "- -").split()
+    group = {"get_rank": lambda: int(rank), "get_world_size": lambda: int(size)}
+    there = dict.fromkeys(("is_available", "is_initialized"), lambda: True)
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**there, **group))
     found = describe("a", environ)
     assert [found["rank"], found["local_rank"], found["world_size"]] == place
 
@@ -39,10 +46,11 @@ def test_what_is_not_known_of_the_run_is_missing() -> None:
 
 
 def test_the_models_flops_are_as_the_user_says() -> None:
-    environ = {"WARPWATCH_FLOPS_PER_TOKEN": "4.2e10", "WARPWATCH_FLOPS_PER_SAMPLE": "many"}
-    found = describe("a", {**environ, "WARPWATCH_PRECISION": "bfloat16"})
-    assert (found["flops_per_token"], found["precision"]) == (4.2e10, "bfloat16")
-    assert "flops_per_sample" not in found
+    for invalid in ("many", "-1", "0", "1e24"):
+        environ = {"WARPWATCH_FLOPS_PER_TOKEN": "4.2e10", "WARPWATCH_FLOPS_PER_SAMPLE": invalid}
+        found = describe("a", {**environ, "WARPWATCH_PRECISION": "bfloat16"})
+        assert (found["flops_per_token"], found["precision"]) == (4.2e10, "bfloat16")
+        assert "flops_per_sample" not in found
 
 
 def test_the_longest_metadata_fits_into_its_slot() -> None:
@@ -67,9 +75,18 @@ def test_the_longest_metadata_fits_into_its_slot() -> None:
     assert len(protocol.encode_metadata(1, found)) <= protocol.META_SLOT_SIZE
     assert len(found["job"]) == 64
     assert len(json.dumps(found["job"])) <= 386
+    for excess in (0, 1):
+        about = {"job": "j", "note": "n" * (protocol.META_MAX_TEXT - 21 + excess)}
+        assert ("note" in identity.fitted(about)) == (excess == 0)
 
 
 def test_phase_names_become_words() -> None:
     assert phase_name("fwd+bwd\n") == "fwd_bwd_"
     assert phase_name("2nd") == "_2nd"
     assert phase_name("") == "_"
+    assert phase_name("p" * 33) == "p" * 32
+
+
+def test_a_ring_is_named_by_job_and_rank_in_a_plain_file_name() -> None:
+    assert ring_name("..a b/ü", 3)[:-16] == "a_b__-r3-"
+    assert ring_name("j" * 99, 0)[:-16] == "j" * 40 + "-r0-"

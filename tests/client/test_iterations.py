@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.client.daemon_side import program, written
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
@@ -15,6 +16,7 @@ from warpwatch.iterations import IterationClock, ServeCounts
 from warpwatch.monitor import Monitor
 from warpwatch.ring import DURATION, FIRST_PHASE, RingWriter
 
+CASES = cases(__file__)
 MS = 1_000_000
 S = 1_000_000_000
 
@@ -57,12 +59,16 @@ def test_idle_belongs_to_no_iteration_and_waiting_to_the_next(server, clock, rin
     clock.advance(0.5)
     # A server that knows better says so.
     iterate(server, clock, 0.03, 0, 3, after_idle=True)
-    assert durations_ms(server, ring) == [40, 30, 30, 30]
+    clock.advance(0.02)
+    iterate(server, clock, 0.03, 8, after_idle=False)
+    assert durations_ms(server, ring) == [40, 30, 30, 30, 50]
     totals = server.clock.totals
     assert server.clock.phase_names == ["wait"]
-    assert round(totals[FIRST_PHASE] / MS) == 10
-    work = [words[6:9] for words in of(ring, protocol.RECORD_ITERATION)]
-    assert work == [(512, 0, 0), (0, 4, 900), (256, 0, 0), (0, 3, 0)]
+    assert round(totals[FIRST_PHASE] / MS) == 30
+    # All tokens, and the work.
+    work = [words[5:9] for words in of(ring, protocol.RECORD_ITERATION)]
+    expected = [(512, 512, 0, 0), (4, 0, 4, 900), (256, 256, 0, 0), (3, 0, 3, 0), (8, 8, 0, 0)]
+    assert work == expected
 
 
 def test_a_gap_that_was_counted_as_idle_belongs_to_no_iteration(server, clock, ring):
@@ -83,16 +89,18 @@ def test_seconds_have_what_counts_rose_by(server, clock, ring):
     iterate(server, clock, 0.25, 512)
     counts.prompt_tokens += 512.0
     nothing: list[Any] = [None, float("nan"), float("inf"), "0.1"]
-    counts.observe("first_token", [0.0012, *nothing, 0.0012, 500.0])
+    counts.observe("first_token", [0.0012, *nothing, -0.1, 0.0012, 500.0])
     counts.observe("first_token", 0.2)
     counts.observe("last_token", [0.2])
     clock.advance(0.25)
     counts.write(ring, round(clock.monotonic() * 1e9))
     counts.write(ring, round(clock.monotonic() * 1e9))
     clock.advance(2.0)
-    counts.running, counts.waiting, counts.kv_usage = 3.0, 1, 0.5
+    counts.sample = lambda: (3.0, 1, 1.5)
     counts.write(ring, round(clock.monotonic() * 1e9))
-    first, second = [
+    counts.generated_tokens = 7
+    counts.write(ring, round(clock.monotonic() * 1e9) + 1, force=True)
+    first, second, third = [
         [round(word / MS) if place < 2 else word for place, word in enumerate(words)]
         for words in of(ring, protocol.RECORD_SERVE)
     ]
@@ -100,9 +108,11 @@ def test_seconds_have_what_counts_rose_by(server, clock, ring):
     # The last quarter of a second may be waiting yet.
     assert first[:10] == [1000, 500, absent, absent, absent, 0, 0, 0, 512, 0]
     assert round(first[10] / S, 3) == 500.002
-    assert second[:10] == [2000, 2000, 3, 1, 500_000_000, 0, 0, 0, 0, 0]
-    payload = next(r.payload for r in written(ring) if r.type == protocol.RECORD_SERVE)
-    assert [*protocol.BUCKET.iter_unpack(payload[104:])] == [(0, 2, 2), (0, 67, 1)]
+    assert second[:10] == [2000, 2000, 3, 1, 1_000_000_000, 0, 0, 0, 0, 0]
+    assert third[5:10] == [0, 0, 0, 0, 7]
+    payloads = (r.payload[104:] for r in written(ring) if r.type == protocol.RECORD_SERVE)
+    buckets = [*protocol.BUCKET.iter_unpack(b"".join(payloads))]
+    assert buckets == [(0, 0, 1), (0, 2, 2), (0, 67, 1)]
 
 
 def test_buckets_that_do_not_fit_are_in_records_before(ring):
@@ -120,41 +130,23 @@ def test_a_server_that_reports_idle_itself_is_idle_from_then_on(ring):
     counts.exact = True
     assert counts.work(S // 4, after_idle=False)
     assert not counts.work(S // 2, after_idle=True)
-    counts.rest(3 * S // 4)
+    for now_ns in (3 * S // 4, 7 * S // 8):
+        counts.rest(now_ns)
     counts.write(ring, S)
     ((ns, idle_ns, *_),) = of(ring, protocol.RECORD_SERVE)
     assert (ns, idle_ns) == (S, S // 2)
 
 
-@pytest.mark.parametrize(
-    ("environ", "engine", "expected"),
-    [
-        ({}, 0, ("tiny", "start-1")),
-        ({"WARPWATCH_POD_UID": "p" * 128}, 2, ("tiny", "p" * 124 + "-dp2")),
-        ({"WARPWATCH_JOB": "chat", "WARPWATCH_RUN": "r", "WARPWATCH_POD_UID": "p"}, 0,
-         ("chat", "r")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("environ", "engine", "expected"), CASES["names"])
 def test_a_servers_process_is_named_by_its_model_and_its_replica(environ, engine, expected):
     place = {"kind": "serve", "job": "tiny", "run": "start-1", "rank": 3, "world_size": 4}
     place["engine"] = engine
     said = describe(None, environ, place)
-    assert ((said["job"], said["run"]), said["rank"]) == (expected, 3)
-
-
-SERVES = """
-import sys, warpwatch
-monitor = warpwatch.attach(job="chat", kind="serve", place={"role": "frontend", "rank": 1})
-sys.stdin.readline()
-while monitor.clock.ring is None:
-    pass
-with monitor.iteration(prefill_tokens=8):
-    pass
-"""
+    assert [said["job"], said["run"], said["rank"]] == [*expected, 3]
 
 
 def test_a_servers_process_is_seen_before_its_first_iteration_and_ends_cleanly(folder):
-    with program(folder, SERVES) as process:
+    with program(folder, CASES["serves"]) as process:
         eventually(lambda: folder.rings())
         said = folder.ring().metadata
         assert (said["kind"], said["role"], said["rank"]) == ("serve", "frontend", 1)
@@ -168,28 +160,9 @@ def test_a_servers_process_is_seen_before_its_first_iteration_and_ends_cleanly(f
     assert (ring.header.ended, ring.event_names()) == (True, ["exit"])
 
 
-ENGINE = """
-import multiprocessing, sys, time
-
-def serve(how):
-    import warpwatch
-    monitor = warpwatch.attach(job="chat", kind="serve")
-    while monitor.clock.ring is None:
-        time.sleep(0.01)
-    raise {"error": ValueError("engine"), "exit": SystemExit(0)}[how]
-
-if __name__ == "__main__":
-    if sys.argv[2:]:
-        __import__("warpwatch").attach()
-    child = multiprocessing.get_context("fork").Process(target=serve, args=(sys.argv[1],))
-    child.start()
-    child.join()
-"""
-
-
 @pytest.mark.parametrize("parent", [[], ["attached"]])
 @pytest.mark.parametrize(("how", "events"), [("error", ["exception", "exit"]), ("exit", ["exit"])])
 def test_an_exception_that_ends_a_child_of_multiprocessing_is_reported(folder, how, events, parent):
-    with program(folder, ENGINE, how, *parent) as process:
+    with program(folder, CASES["engine"], how, *parent) as process:
         process.wait()
     assert folder.ring().event_names() == events

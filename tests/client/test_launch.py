@@ -5,6 +5,7 @@ Programs that train become ranks, however they were started.
 
 import ast
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -13,64 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases as tables
 from tests.client.daemon_side import Folder
 from tests.client.fork_server import ROOT
 from tests.waiting import DEADLINE_S
 from warpwatch import launch
 from warpwatch.hooks import HOOKS
 
-# A training that is short comes to its end before its ring is there.
-TRAIN = """
-import os, sys, time, torch
-import torch.multiprocessing as processes
-from torch.utils.data import DataLoader, Dataset, TensorDataset
-
-def train(rank=0, data=None, is_rank=True):
-    os.environ["RANK"] = str(rank)
-    torch.set_num_threads(1)
-    model = torch.nn.Linear(8, 1)
-    generator, other = (torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2))
-    for batch in data or [torch.ones(4, 8)] * 20:
-        model(batch).sum().backward()
-        generator.step()
-        other.step()
-    while is_rank and sys.modules["warpwatch"].attach().clock.ring is None:
-        time.sleep(0.001)
-"""
-SLOW_DATA = """
-class Slow(Dataset):
-    def __len__(self): return 160
-    def __getitem__(self, index):
-        time.sleep(0.001)
-        return torch.ones(8)
-
-train(0, DataLoader(Slow(), batch_size=4))
-print("done", "warpwatch" in sys.modules)
-"""
-# Two ranks whose parent is not a rank. Then it becomes a rank, and its child is not one, though
-# some of it computes gradients as well.
-PROCESSES = """
-class Adversarial(Dataset):
-    def __len__(self): return 40
-    def __getitem__(self, index):
-        x = torch.ones(8, requires_grad=True)
-        x.square().sum().backward()
-        return x.grad
-
-if __name__ == "__main__":
-    from warpwatch import faults, hooks
-    finders, state = list(sys.meta_path), hooks.install()
-    print(hooks.install() is state, sys.meta_path == finders, faults.count(), flush=True)
-    for method in ("fork", "spawn"):
-        processes.start_processes(train, (), 1, start_method=method)
-    for method in ("fork", "forkserver"):
-        train(0, DataLoader(Adversarial(), 4, num_workers=1, multiprocessing_context=method))
-    child = os.fork()
-    if child == 0:
-        train(1, is_rank=False)
-        os._exit(0)
-    sys.exit(os.waitpid(child, 0)[1])
-"""
+PROGRAMS = tables(__file__)
 
 
 def run(folder: Folder, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -92,7 +43,15 @@ def ranks(folder: Folder) -> list[tuple[int, int, str]]:
 
 @pytest.mark.torch
 def test_an_unchanged_program_reports_steps_and_waiting(folder):
-    done = run(folder, "--job", "plain", "--", sys.executable, "-c", TRAIN + SLOW_DATA)
+    done = run(
+        folder,
+        "--job",
+        "plain",
+        "--",
+        sys.executable,
+        "-c",
+        PROGRAMS["train"] + PROGRAMS["slow_data"],
+    )
     assert (done.stdout, done.stderr, done.returncode) == ("done True\n", "", 0)
     ring = folder.ring()
     assert (ring.metadata["job"], ring.metadata["step_clock"]) == ("plain", "optimizer")
@@ -107,7 +66,7 @@ def test_an_unchanged_program_reports_steps_and_waiting(folder):
 @pytest.mark.torch
 def test_processes_that_train_are_ranks_their_workers_not(folder, tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(TRAIN + PROCESSES)
+    script.write_text(PROGRAMS["train"] + PROGRAMS["processes"])
     names = "optimizer, backward,dataloader, dataloder"
     done = run(folder, "--", sys.executable, "-W", "ignore", str(script), WARPWATCH_HOOKS=names)
     # The hooks are installed once, and finder and state are the process's own. One has no hook.
@@ -119,7 +78,7 @@ def test_processes_that_train_are_ranks_their_workers_not(folder, tmp_path):
 @pytest.mark.torch
 def test_a_module_in_another_environment_is_a_rank(folder, tmp_path):
     """The virtual environment has torch, and no shim of its own."""
-    (tmp_path / "kernel.py").write_text(f"{TRAIN}\ntrain()\ntrain()\n")
+    (tmp_path / "kernel.py").write_text(f"{PROGRAMS['train']}\ntrain()\ntrain()\n")
     venv.create(tmp_path / "env", symlinks=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = tmp_path / "env" / "lib" / version / "site-packages"
@@ -147,6 +106,16 @@ def test_status_and_signal_are_the_programs_own(folder):
     assert run(folder, "--", sys.executable, "-c", "raise SystemExit(7)").returncode == 7
     code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
     assert run(folder, "--", sys.executable, "-c", code).returncode == -15
+    # Python ignores two signals; the program starts as from a shell.
+    ignored = run(folder, "--", "grep", "SigIgn", "/proc/self/status").stdout.split()
+    assert ignored == ["SigIgn:", "0" * 16]
+    found = subprocess.run([sys.executable, "-m", "warpwatch", "walk"], capture_output=True)
+    assert (found.returncode, found.stdout, b"the command is run" in found.stderr) == (2, b"", True)
+
+
+def test_help_is_no_error(capsys):
+    assert launch.main(["--help"], "warpwatch run") == 0
+    assert capsys.readouterr().out.startswith("usage: warpwatch run [--job NAME] -- COMMAND")
 
 
 def test_a_program_without_torch_is_left_as_it_is(folder):
@@ -183,7 +152,9 @@ def test_another_interpreter_borrows_this_copy(folder):
 
 
 def test_switched_off_means_no_bootstrap():
-    off = launch.environment({"WARPWATCH_JOB": "a"}, {"WARPWATCH": "0", "PYTHONPATH": "/x"})
+    off = launch.environment(
+        {"WARPWATCH_JOB": "a"}, {"WARPWATCH": "0", "PYTHONPATH": "/x", "WARPWATCH_JOB": "b"}
+    )
     assert off == {"WARPWATCH": "0", "PYTHONPATH": "/x", "WARPWATCH_JOB": "a"}
     on = launch.environment({}, {"PYTHONPATH": "/x"})
     assert on == {"WARPWATCH": "1", "PYTHONPATH": f"{launch.BOOTSTRAP}{os.pathsep}/x"}
@@ -195,4 +166,6 @@ def test_a_wrong_line_is_status_2_with_what_is_wrong(capsys, cases):
         text: str = capsys.readouterr().err
         return text.removesuffix("\n")
 
+    handlers = [signal.getsignal(one) for one in (signal.SIGPIPE, signal.SIGXFSZ)]
     cases("client/wrong_lines.txt", said)
+    assert handlers == [signal.getsignal(one) for one in (signal.SIGPIPE, signal.SIGXFSZ)]

@@ -94,6 +94,10 @@ def test_places_are_looked_up_again_now_and_then(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, name.replace("__", "."), getters(context_parallel=(0, 2)))
     assert model.places(9.9) == {"data": (1, 2)}
     assert model.places(10.0) == {"context": (0, 2)}
+    # At once if there is another group, which says more than getters.
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    c10d._world.pg_names[Group("mesh_cp", 1)] = "1"
+    assert model.places(10.1) == {"context": (1, 2)}
 
 
 def test_deepspeed_says_it_by_grid_sequences_experts(monkeypatch: pytest.MonkeyPatch) -> None:

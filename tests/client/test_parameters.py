@@ -1,10 +1,11 @@
 """The parameters that optimizers train, as the ring's metadata says them."""
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from warpwatch import model
 from warpwatch.model import Parameters
 
 torch = pytest.importorskip("torch")
@@ -12,11 +13,11 @@ pytestmark = pytest.mark.torch
 
 
 def test_those_of_all_optimizers_that_exist_are_counted_once() -> None:
-    known, model = Parameters(), torch.nn.Linear(10, 4).bfloat16()
-    weights = torch.optim.SGD([model.weight], lr=0.1)
+    known, net = Parameters(), torch.nn.Linear(10, 4).bfloat16()
+    weights = torch.optim.SGD([net.weight], lr=0.1)
     assert not known.know(weights)
     assert known.add(weights) == {"parameters": 40, "precision": "bfloat16"}
-    biases = torch.optim.AdamW([model.bias])
+    biases = torch.optim.AdamW([net.bias])
     assert known.add(biases)["parameters"] == 44
     assert known.know(weights) and known.know(biases)
     del weights
@@ -64,6 +65,16 @@ def test_nothing_is_said_if_the_model_is_held_elsewhere(monkeypatch: pytest.Monk
     shard = torch.nn.Linear(10, 4)
     shard.weight._fsdp_flattened = True
     assert Parameters().add(torch.optim.SGD(shard.parameters(), lr=0.1)) == {}
+    other = ModuleType("an optimizer of another form")
+    assert some.add(other) == {}
+    assert some.know(other)
+    # A sharded one has the shape of the whole.
+    monkeypatch.setattr(model, "_noted", {})
+    mesh = {"mesh_dim_names": ("dp",), "shape": (2,), "get_coordinate": lambda: [1]}
+    sharded = torch.nn.Linear(10, 4)
+    sharded.weight.device_mesh = SimpleNamespace(**mesh)
+    assert Parameters().add(torch.optim.SGD(sharded.parameters(), lr=0.1)) == {"parameters": 44}
+    assert model._noted == {"mesh_dp": (1, 2)}
     monkeypatch.setitem(sys.modules, "peft", ModuleType("peft"))
     whole = torch.nn.Linear(10, 4)
     assert Parameters().add(torch.optim.SGD(whole.parameters(), lr=0.1)) == {}

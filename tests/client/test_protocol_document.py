@@ -3,12 +3,15 @@
 import json
 import re
 import struct
+from typing import Any, cast
 
 import pytest
 
+from tests.cases import cases
 from tests.client.fork_server import ROOT
 from warpwatch import protocol
 
+CASES = cases(__file__)
 DOCUMENT = (ROOT / "docs" / "protocol.md").read_text()
 VECTORS = {
     name: bytes.fromhex(text)
@@ -45,38 +48,50 @@ def test_the_header_decodes_to_what_the_document_says() -> None:
     assert (header.records, header.ended, header.step_begun, header.calls) == (19, False, 100, 300)
 
 
-def test_the_records_decode_to_what_the_document_says() -> None:
-    step = protocol.decode_record(VECTORS["step"].ljust(256, b"\0"))
-    assert step[:4] == (18, protocol.RECORD_STEP, 0, 1_700_000_001_000_000_000)
-    absent = 2**64 - 1
-    words = (17, 512_000_000, absent, absent, 32, 65536, 4_000_000, 100_000_000)
-    assert struct.unpack("<8Q", step.payload) == words
-    event = protocol.decode_record(VECTORS["event"].ljust(256, b"\0"))
-    assert event[:4] == (19, protocol.RECORD_EVENT, 0, 1_700_000_001_000_000_001)
-    assert json.loads(event.payload) == {"event": "capture_armed", "id": "c-1", "step": 40}
-
-
-def test_the_records_of_a_server_decode_to_what_the_document_says() -> None:
-    iteration = protocol.decode_record(VECTORS["iteration"].ljust(256, b"\0"))
-    assert iteration[:4] == (20, protocol.RECORD_ITERATION, 0, 1_700_000_001_000_000_002)
-    absent = 2**64 - 1
-    words = (18, 8_000_000, absent, absent, 0, 515, 512, 3, 2048, 1_000_000, 6_000_000)
-    assert struct.unpack("<11Q", iteration.payload) == words
-    second = protocol.decode_record(VECTORS["second"].ljust(256, b"\0"))
-    assert second[:4] == (21, protocol.RECORD_SERVE, 0, 1_700_000_001_000_000_003)
-    counts = (3, 1, 500_000_000, 2, 30, 50, 512, 8)
-    assert struct.unpack("<13Q", second.payload[:104]) == (
-        *(10**9, 250_000_000, *counts),
-        *(100_000_000, 200_000_000, 0),
-    )
-    assert [*struct.iter_unpack("<BBI", second.payload[104:])] == [(0, 3, 2), (1, 20, 8)]
+@pytest.mark.parametrize(("name", "expected"), CASES["records"].items())
+def test_a_record_decodes_to_what_the_document_says(name: str, expected: list[Any]) -> None:
+    record = protocol.decode_record(VECTORS[name].ljust(256, b"\0"))
+    *head, layout, payload = expected
+    assert list(record[:4]) == head
+    words = struct.unpack_from(layout, record.payload)
+    assert list(words) == payload if layout[-1] == "Q" else json.loads(words[0]) == payload
+    buckets = record.payload[struct.calcsize(layout) :]
+    assert [*struct.iter_unpack("<BBI", buckets)] == [(0, 3, 2), (1, 20, 8)][: len(buckets)]
 
 
 def test_the_command_decodes_to_what_the_document_says() -> None:
     data = VECTORS["command"].ljust(protocol.COMMAND_SIZE, b"\0")
     assert protocol.decode_command(data) == (5, {"op": "cancel", "id": "c-1"})
-    with pytest.raises(protocol.ProtocolError, match="not a command file"):
-        protocol.decode_command(data[:-1])
+    other, a_list = data.replace(b"WWCMD", b"WWCME"), protocol.encode_command(5, cast("Any", []))
+    for damaged in (data[:-1], other, data.replace(b"c-1", b"c-2"), a_list):
+        with pytest.raises(protocol.ProtocolError):
+            protocol.decode_command(damaged)
+    fits = {"id": "x" * (protocol.COMMAND_MAX_TEXT - 9)}
+    assert protocol.decode_command(protocol.encode_command(6, fits)) == (6, fits)
+    for encode in (protocol.encode_command, protocol.encode_metadata):
+        with pytest.raises(protocol.ProtocolError, match="bytes"):
+            encode(5, {"id": fits["id"] + "x"})
+
+
+@pytest.mark.parametrize("damage", CASES["headers"].values(), ids=CASES["headers"])
+def test_a_header_of_another_form_is_refused_with_a_reason(damage: list[Any]) -> None:
+    offset, text, size, reason = damage
+    data = ring()
+    data[offset : offset + len(text) // 2] = bytes.fromhex(text)
+    with pytest.raises(protocol.ProtocolError) as refused:
+        protocol.decode_header(bytes(data[: min(size, 4096)]), size)
+    assert refused.value.reason == reason
+
+
+def test_an_event_that_is_too_long_loses_the_end_of_its_detail() -> None:
+    for detail in ("x" * 300, "\U0001f600" * 60):
+        payload = protocol.encode_event("exception", {"type": "ValueError", "detail": detail})
+        assert 200 < len(payload) <= protocol.RECORD_MAX_PAYLOAD
+        said = json.loads(payload)
+        assert said == {"event": "exception", "type": "ValueError", "detail": said["detail"]}
+        assert detail.startswith(said["detail"])
+    mixed = protocol.encode_event("oom", {"detail": "first " + "é" * 300})
+    assert json.loads(mixed)["detail"].startswith("first é")
 
 
 @pytest.mark.parametrize("name", ["step", "event", "iteration", "second"])
@@ -98,6 +113,9 @@ def test_a_flipped_bit_is_noticed(name: str) -> None:
 def test_offsets_are_those_of_the_document(offset: int, size: int) -> None:
     assert re.search(rf"^\| {offset}, \d+ \| {size} \|", DOCUMENT, re.MULTILINE)
     assert offset % 8 == 0
+    assert [protocol.record_offset(sequence) for sequence in (1, 2048, 2049)] == [
+        *(4096, 4096 + 2047 * 256, 4096)
+    ]
 
 
 def test_every_event_of_the_document_is_one_that_the_shim_writes() -> None:

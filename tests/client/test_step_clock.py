@@ -1,5 +1,7 @@
 """Tests of the step clock without a daemon."""
 
+import copy
+import json
 import os
 import signal
 import sys
@@ -18,13 +20,15 @@ from tests.client.interrupts import interrupted
 from tests.client.simulated_cuda import SimulatedCuda
 from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
-from warpwatch import faults
+from warpwatch import faults, protocol
 from warpwatch.captures.control import Captures
 from warpwatch.helper_thread import HelperThread, is_over
 from warpwatch.hooks import hook_state
 from warpwatch.hooks.hook_state import TURN_STEPS, ClockChoice
 from warpwatch.monitor import Monitor
+from warpwatch.protocol import WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
 from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS, create
+from warpwatch.step_times import BEGIN, END
 from warpwatch.steps import StepClock
 
 
@@ -96,25 +100,34 @@ def test_waiting_for_data_belongs_to_the_step_it_ends(watched, clock):
 def test_what_runs_between_phases_can_be_a_phase(watched, clock):
     with watched.step():
         watched.switch("forward")
+        in_thread(partial(watched.switch, "other"))
         clock.advance(0.02)
         with watched.phase("backward"), watched.phase("comm"):
             # From the end of both on.
             watched.switch("other")
             clock.advance(0.03)
         clock.advance(0.04)
-    times_ms = {"step": 90, "other": 40, "forward": 20, "backward": 0, "comm": 30}
+        watched.switch("forward")
+    # Up to the end of the step at most.
+    clock.advance(0.01)
+    take_step(watched)
+    times_ms = {"step": 100, "other": 50, "forward": 20, "backward": 0, "comm": 30}
     assert totals_ms(watched) == times_ms
 
 
 def test_a_clock_that_starts_again_forgets_its_step(watched, clock):
     take_step(watched)
     watched.clock.begin()
-    with watched.phase("forward"):
+    watched.clock.count(samples=4)
+    before = faults.count()
+    with watched.phase("forward"), watched.phase("comm"):
         clock.advance(0.02)
-    watched.clock.restart()
+        watched.clock.restart()
+        clock.advance(0.03)
     watched.clock.end()
-    assert watched.clock.steps == 2
-    assert totals_ms(watched)["forward"] == 0
+    assert counts(watched) == (2, 0, 0)
+    assert totals_ms(watched) == {"step": 30, "other": 30, "forward": 0, "comm": 0}
+    assert faults.count() == before
 
 
 def test_a_phase_ends_with_another_thread_inside(watched, clock):
@@ -155,9 +168,16 @@ def test_another_thread_neither_counts_nor_disturbs_the_phases(watched):
 
 
 def test_a_new_training_thread_takes_over_when_the_first_has_ended(watched):
+    def train() -> None:
+        take_step(watched)
+        trainers.append(watched.clock.trainer is threading.current_thread())
+        # It ends inside of a step in a step.
+        watched.clock.begin().begin()
+
+    trainers: list[bool] = []
     for _ in range(2):
-        in_thread(partial(take_step, watched))
-    assert watched.clock.steps == 2
+        in_thread(train)
+    assert (watched.clock.steps, trainers) == (2, [True, True])
 
 
 @pytest.mark.parametrize(("rested_s", "counted"), [(9.9, (1, 20)), (10.1, (6, 15))])
@@ -186,6 +206,28 @@ def test_short_steps_are_settled_together_every_50_ms(watched, clock):
         clock.advance(passed_s)
         take_step(watched)
         assert (watched.clock.log == []) == is_settled
+    take_step(watched)
+    with watched.clock._settling:
+        watched.clock.settle()
+    assert watched.clock.log
+    for passed_s, is_settled in ((0.0499, False), (0.0202, True)):
+        clock.advance(passed_s)
+        watched.clock.next_step(round(clock.monotonic() * 1e9))
+        assert (watched.clock.log == []) == is_settled
+
+
+def test_an_error_or_an_interrupt_costs_what_was_settled_then(watched):
+    class Interrupts(int):
+        def __sub__(self, other: int) -> int:
+            raise KeyboardInterrupt
+
+    watched.clock.log += [BEGIN, "no time", None]
+    watched.clock.settle()
+    watched.clock.log += [BEGIN, 1, None, BEGIN, Interrupts(), None, END, 2, (0, 0, 0, None)]
+    with pytest.raises(KeyboardInterrupt):
+        watched.clock.settle()
+    watched.clock.settle()
+    assert watched.clock.totals[0] == 1
 
 
 def test_the_helper_wakes_up_as_often_as_it_is_needed(watched, clock, ring):
@@ -197,7 +239,7 @@ def test_the_helper_wakes_up_as_often_as_it_is_needed(watched, clock, ring):
 
     environ = {"WARPWATCH_ATTACH_INTERVAL_S": "0.25"}
     helper = HelperThread(watched, None, environ, clock.monotonic)
-    watched.clock.wake_helper = SimpleNamespace(get=wait, put=lambda _: None)
+    watched.clock.wake_helper = SimpleNamespace(get=wait, put=waits.append)
     helper._sleep()
     take_step(watched)
     helper._sleep()
@@ -205,8 +247,8 @@ def test_the_helper_wakes_up_as_often_as_it_is_needed(watched, clock, ring):
     for passed_s in (0.0, 9.9, 0.2):
         clock.advance(passed_s)
         helper._sleep()
-    # No rank yet; a rank that looks for a daemon; without commands yet; later.
-    assert waits == [5.0, 0.25, 0.1, 0.1, 0.5]
+    # No rank yet; woken by it; a rank that looks for a daemon; without commands yet; later.
+    assert waits == [5.0, None, 0.25, 0.1, 0.1, 0.5]
 
 
 def test_training_is_over_at_a_prompt_that_runs_no_code_and_not_in_a_thread(monkeypatch):
@@ -225,6 +267,10 @@ def test_training_is_over_at_a_prompt_that_runs_no_code_and_not_in_a_thread(monk
     found = [over()]
     in_thread(lambda: found.append(over()))
     assert found == [True, False]
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    assert [over(), is_over(threading.Thread(), 0), is_over(threading.Thread(), 1)] == [
+        *(False, False, True)
+    ]
 
 
 def test_a_folder_in_which_no_ring_can_be_made_is_closed(watched, folder):
@@ -241,7 +287,7 @@ def test_a_wrapped_loader_keeps_its_length_truth_and_attributes(watched):
         batch_size = 4
 
     wrapped = watched.wrap(Loader([1, 2, 3]))
-    assert (len(wrapped), wrapped.batch_size) == (3, 4)
+    assert (len(wrapped), wrapped.batch_size, copy.copy(wrapped).batch_size) == (3, 4, 4)
     assert list(wrapped) == list(wrapped) == [1, 2, 3]
     assert bool(watched.wrap(iter([])))
     with pytest.raises(TypeError):
@@ -277,7 +323,9 @@ def test_a_stronger_clock_drops_a_weaker_ones_step_and_keeps_the_lead(watched):
     assert not watched.lead("dataloader")
     assert watched.lead("lightning")
     assert not watched.lead("transformers")
+    watched.clock.begin()
     watched.release("lightning")
+    assert not watched.clock.open
     assert watched.lead("dataloader")
     assert watched.clock.steps == 0
     take_step(watched)
@@ -353,18 +401,42 @@ def test_an_interrupt_at_the_begin_of_a_phase_leaves_none_open(watched):
 
 def test_a_ring_that_comes_after_the_last_step_has_the_totals(watched, tmp_path):
     for _ in range(3):
-        with watched.step(samples=4):
+        with watched.step(samples=4), watched.phase("forward"):
             pass
     watched.clock.settle()
     folder = os.open(tmp_path, os.O_RDONLY)
-    watched.clock.ring = ring = create(folder, "late", {})
-    watched.clock.settle()
-    totals = Ring(tmp_path / "late.ring").header.totals
-    assert (totals.steps, totals.samples) == (3, 12)
-    watched.phase("later")
-    assert written(ring)[-1].payload.endswith(b"later")
-    ring.close()
+    for name in ("late", "later"):
+        watched.clock.ring = ring = create(folder, name, {})
+        watched.clock.settle()
+        totals = Ring(tmp_path / f"{name}.ring").header.totals
+        assert (totals.steps, totals.samples) == (3, 12)
+        watched.phase(name)
+        assert written(ring)[0].payload == bytes(8) + b"forward"
+        assert written(ring)[-1].payload.endswith(name.encode())
+        ring.close()
     os.close(folder)
+
+
+def test_who_finds_the_ring_taken_leaves_a_record_to_the_next_write(ring):
+    with ring._lock:
+        ring.event("first")
+        assert written(ring) == []
+    ring.event("second")
+    assert [record.sequence for record in written(ring)] == [1, 2]
+
+
+def test_a_writer_that_dies_in_a_slot_leaves_the_one_before(ring):
+    ring.write_identity(protocol.Identity(1, bytes(16), 2, 3, 4, protocol.RECORD_COUNT))
+    for number in (1, 2):
+        ring.write_metadata({"number": number})
+        ring.write_steps([], [number] * 22, 0)
+    for torn, left in (((), 2), ((0,), 1), ((1,), 2)):
+        data = bytearray(ring._view[: protocol.HEADER_SIZE])
+        for slot in torn:
+            data[protocol.META_OFFSETS[slot] + 20] ^= 1
+            data[protocol.TOTALS_OFFSETS[slot] + 20] ^= 1
+        header = protocol.decode_header(bytes(data), protocol.RING_SIZE)
+        assert header.totals.steps == json.loads(header.metadata_text or b"")["number"] == left
 
 
 def test_a_closed_file_is_no_error(watched, clock, ring):
@@ -374,17 +446,22 @@ def test_a_closed_file_is_no_error(watched, clock, ring):
     watched.clock.captures = Captures()
     before = faults.count()
     watched.clock.begin()
+    begun = watched.clock.begun_ns
+    assert ring.words[WORD_STEP_BEGUN : WORD_STEP_BEGUN_AT + 1].tolist() == [1, begun]
     # Not before is it time for another look.
     for after_s, errors in ((0.019, 1), (0.001, 2)):
         clock.advance(after_s)
         watched.clock.next_step(round(clock.monotonic() * 1e9))
         assert faults.count() - before == errors
+    watched.clock.report_begun(ring)
+    now = round(clock.monotonic() * 1e9)
+    assert ring.words[WORD_STEP_BEGUN] == 3 and ring.words[WORD_STEP_BEGUN_AT] + 9_000 > now
     ring.command_fd = -1
 
 
 def test_a_step_inside_a_step_counts_once_with_the_outer_samples(watched):
     with watched.step(samples=8, tokens=1) as step:
-        with watched.step(samples=3):
+        with watched.step(samples=3), watched.step():
             pass
         step.count(samples=2, tokens=7)
     assert counts(watched) == (1, 10, 8)
@@ -399,12 +476,12 @@ def test_counts_that_are_no_numbers_count_nothing(watched):
 
         __int__ = __index__
 
-    given: list[Any] = [Tensor(), -3, float("nan"), "many", None, 2.0, 1 << 60]
+    given: list[Any] = [Tensor(), -3, float("nan"), float("inf"), "many", None, 2.0, 1 << 60]
     for samples in given:
         with watched.step(samples=samples):
             pass
     # A larger count than 48 bits hold is a mistake.
-    assert counts(watched) == (7, 2 + (1 << 48) - 1, 0)
+    assert counts(watched) == (8, 2 + (1 << 48) - 1, 0)
 
 
 def test_the_seventeenth_phase_is_other_time(watched):
@@ -427,5 +504,7 @@ def test_a_forked_child_keeps_what_it_must_not_destroy():
     clock = StepClock()
     clock.use_gpu(Events())
     clock.drop()
-    assert clock.gpu is None
+    with clock:
+        pass
+    assert (clock.gpu, clock.steps, clock.push) == (None, 0, clock.log.extend)
     assert destroyed == []

@@ -1,0 +1,135 @@
+"""The helper thread's rounds, one by one: what they write, follow, replace and close."""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.client.daemon_side import Folder
+from tests.manual_clock import ManualClock
+from warpwatch.helper_thread import HelperThread
+from warpwatch.iterations import IterationClock
+from warpwatch.monitor import Monitor
+from warpwatch.steps import StepClock
+
+
+@pytest.fixture
+def helper(folder: Folder, clock: ManualClock) -> Iterator[HelperThread]:
+    environ = folder.environment(WARPWATCH_GPU_UUID="GPU-1", WARPWATCH_ATTACH_INTERVAL_S="4000")
+    found = HelperThread(Monitor(StepClock()), "demo", environ, clock.monotonic, clock.sleep)
+    yield found
+    found.drop()
+    opened = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    assert not [path for path in opened if path.startswith(str(folder.path))]
+
+
+def attach(helper: HelperThread) -> None:
+    with helper.monitor.step():
+        pass
+    helper._round()
+
+
+def test_a_round_reports_what_has_changed(helper: HelperThread, folder: Folder) -> None:
+    helper._round()
+    assert folder.rings() == []
+    attach(helper)
+    monitor, clock = helper.monitor, helper.clock
+    clock.calls, clock.steps_elsewhere, clock.device = (lambda: 7), 1234, "GPU-2"
+    monitor.place["note"] = "late"
+    monitor.release("step()")
+    for _ in range(2):
+        helper._round()
+    ring = folder.ring()
+    reported = [ring.metadata[name] for name in ("device", "steps_elsewhere", "note", "inbox_ok")]
+    assert reported == ["GPU-1", 1200, "late", True]
+    # The last one is kept, and an interval of more than an hour is none.
+    assert (ring.metadata["step_clock"], helper._interval_s) == ("step()", 5.0)
+    assert (ring.header.calls, ring.header.step_begun) == (7, 0)
+    assert helper.captures.metadata == {"rank": 0, "job": "demo", "world_size": 1}
+
+
+def test_the_end_of_training_is_reported_and_taken_back(
+    helper: HelperThread, folder: Folder
+) -> None:
+    ended = []
+    for thread in (Thread(target=partial(attach, helper)), None):
+        if thread is not None:
+            thread.start()
+            thread.join()
+        helper._round()
+        ended.append(folder.ring().header.ended)
+        attach(helper)
+        ended.append(folder.ring().header.ended)
+    assert ended == [True, False, False, False]
+
+
+def test_stacks_need_an_inbox_with_room_and_every_ring_has_commands_of_its_own(
+    helper: HelperThread, folder: Folder, clock: ManualClock
+) -> None:
+    def ask(kind: str = "stacks") -> list[str]:
+        name = helper._ring.name
+        folder.command(name, op="capture", id="s-1", kind=kind, start_step=1, steps=1)
+        helper._round()
+        return [event.get("detail", event["event"]) for event in rings()[name].events]
+
+    def rings() -> dict[str, Any]:
+        return {ring.name: ring for ring in folder.rings()}
+
+    attach(helper)
+    assert ask() == ["capture_started", "capture_finished"]
+    assert helper._attached == clock.monotonic()
+    helper.captures.estimate_bytes = 1 << 60
+    for passed_s, inbox_ok in ((4.9, True), (0.1, False)):
+        clock.advance(passed_s)
+        helper._round()
+        (ring,) = rings().values()
+        assert ring.metadata["inbox_ok"] == inbox_ok
+    assert ask()[2:] == ["capture_started", "no_space"]
+    # Another's capture is not for this thread.
+    assert ask("torch")[4:] == []
+    first = helper._ring
+    said: list[str] = []
+    session: Any = SimpleNamespace(ring=first, disarm=said.append, dropped=False, expire=lambda: 0)
+    helper.captures.session = session
+    os.unlink(folder.path / "ranks" / f"{ring.name}.ring")
+    helper._round()
+    helper.captures.session = None
+    assert (said, helper.clock.ring) == (["the ring was removed"], None)
+    helper._round()
+    (new,) = rings()
+    assert new != ring.name
+    assert ask() == ["capture_started", "capture_finished"]
+    # The training thread may be about to use the old one.
+    for passed_s, links in ((9.9, 0), (0.2, None)):
+        assert first is not None
+        clock.advance(passed_s)
+        helper._round()
+        assert first.links() == links
+
+
+def test_the_end_waits_5_s_for_an_export_and_writes_what_is_left(
+    folder: Folder, clock: ManualClock
+) -> None:
+    monitor = Monitor(IterationClock())
+    helper = HelperThread(monitor, "demo", folder.environment(), clock.monotonic, clock.sleep)
+    helper._round()
+    assert monitor.serving is not None
+    monitor.serving.prompt_tokens = 5
+    monitor.place["note"] = "late"
+    helper.captures._exports = 1
+    helper.finish(5.0)
+    ring = folder.ring()
+    assert sum(clock.slept) == pytest.approx(5, abs=0.03)
+    assert [second[8] for second in ring.seconds] == [5]
+    assert (ring.metadata["note"], ring.event_names(), ring.header.ended) == (
+        "late",
+        ["exit"],
+        True,
+    )
+    # Nothing is armed any more.
+    assert helper.captures._refusal(None) == "the process exits"  # type: ignore[arg-type]
+    helper.drop()
