@@ -74,6 +74,13 @@ def the_users_own_numbers() -> None:
     for (batch,) in data(5):
         with monitor.step(samples=1000):
             learn(net, optimizer, batch)
+        # It belongs to the next step.
+        net(batch).sum().backward()
+
+
+def two_loaders_that_give_one_step_s_data(net: Any, optimizer: Any) -> None:
+    for (first,), (second,) in zip(data(5), data(5, 2), strict=True):
+        learn(net, optimizer, torch.cat([first, second]))
 
 
 class Nested(IterableDataset[torch.Tensor]):  # type: ignore[misc]

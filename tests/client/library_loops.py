@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from tests.client.loop_base import data, model, state
+from tests.client.loop_base import data, learn, model, state, trained
 from warpwatch import hooks
+from warpwatch import model as hook_model
 
 
 def library(module: str, *contents: type) -> None:
@@ -61,6 +62,36 @@ def as_keras_does() -> None:
     library("keras.src.backend.torch")
     library("keras.src.optimizers.base_optimizer", BaseOptimizer)
     train(BaseOptimizer)
+
+
+class DeepSpeedEngine:
+    def __init__(self) -> None:
+        self.net, self.optimizer = trained()
+        # It makes its state by a step.
+        learn(self.net, self.optimizer, torch.ones(4, 8))
+
+    def _take_model_step(self) -> None:
+        self.optimizer.step()
+
+    def save_checkpoint(self) -> None:
+        """Do nothing."""
+
+
+class _PipelineStageBase:
+    def __init__(self) -> None:
+        self.group_rank, self.group_size = 1, 2
+
+
+def as_deepspeed_does() -> Any:
+    """With stages of a pipeline, which torch has by itself."""
+    library("deepspeed.runtime.engine", DeepSpeedEngine)
+    library("torch.distributed.pipelining.stage", _PipelineStageBase)
+    engine, _ = DeepSpeedEngine(), _PipelineStageBase()
+    for (batch,) in data(5):
+        engine.net(batch).sum().backward()
+        engine._take_model_step()
+        engine.save_checkpoint()
+    return hook_model._noted
 
 
 def by_distributed_autograd() -> None:

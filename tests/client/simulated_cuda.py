@@ -34,9 +34,9 @@ class SimulatedEvent:
             self.at_ms = -1.0
 
     def query(self) -> bool:
+        self._cuda.queries += 1
         assert not self._cuda.graph_capture
         assert get_ident() == self._cuda.thread
-        self._cuda.queries += 1
         return self.at_ms is not None
 
     def elapsed_time(self, end: SimulatedEvent) -> float:
@@ -60,10 +60,11 @@ class SimulatedCuda:
         }
         self.stream = SimulatedStream(0)
         self.thread = get_ident()
-        self.queries = 0
+        self.queries = self.made = 0
 
     def Event(self, enable_timing: bool) -> SimulatedEvent:
         assert enable_timing
+        self.made += 1
         return SimulatedEvent(self)
 
     def is_current_stream_capturing(self) -> bool:

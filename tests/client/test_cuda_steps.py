@@ -113,6 +113,18 @@ def test_steps_are_timed_between_their_end_events_on_the_stream() -> None:
     assert training.clock.finished[5].duration_ns == 100_000_000
 
 
+def test_steps_without_a_gap_are_timed_from_end_to_end(passing: ManualClock) -> None:
+    training = Training()
+    training.clock.begin()
+    for _ in range(4):
+        training.cuda.launch(100)
+        passing.advance(0.1)
+        training.clock.next_step(round(passing.monotonic() * 1e9))
+        training.clock.settle()
+        training.cuda.run()
+    assert training.gpu_ms == [None, 100, 100]
+
+
 def test_nothing_waits_for_a_gpu_that_is_behind() -> None:
     training = Training()
     training.step(4, run=False)
@@ -138,6 +150,8 @@ def test_no_event_leaks_over_many_steps_of_every_sort() -> None:
     training = Training(pool_size=40)
     for number in range(300):
         if number % 10 == 0:
+            training.monitor.switch("eval")
+            training.monitor.switch("other")
             training.clock.restart()
             training.clock.open = False
         training.cuda.graph_capture = number % 7 == 3
@@ -265,7 +279,7 @@ def test_a_device_has_events(devices: tuple[int, ...], run: bool, gpu_ms: list[i
     training.cuda.run()
     training.step(3)
     assert training.gpu_ms[: len(devices)] == gpu_ms
-    assert (training.events_held, faults.count()) == (40, before)
+    assert (training.events_held, training.cuda.made, faults.count()) == (40, 40, before)
 
 
 def records(ring: RingWriter, kind: int) -> list[bytes]:

@@ -54,8 +54,8 @@ def test_it_reports_once_a_second_and_only_what_changed(pauses: GcPauses, ring: 
     collect(pauses, 9_999_999)
     pauses.report(ring, now_s=1)
     collect(pauses, 3_000_000)
-    collect(pauses, 4_000_000)
     pauses.report(ring, now_s=1.9)
+    collect(pauses, 4_000_000)
     pauses.report(ring, now_s=2)
     pauses.report(ring, now_s=3.5)
     found = [protocol.GC.unpack(record.payload) for record in written(ring)]

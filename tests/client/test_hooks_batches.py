@@ -19,7 +19,8 @@ def test_rows_of_ids_are_tokens_and_packed_rows_no_samples() -> None:
     ids, numbers = torch.zeros((3, 7), dtype=torch.long), torch.zeros((3, 7))
     row = ids.reshape(1, 21)
     assert measure([ids, ids]) == measure((ids, numbers)) == (3, 21)
-    assert measure([numbers, ids]) == measure([ids.byte()]) == (3, 0)
+    assert measure([numbers, ids]) == measure([ids.byte()]) == measure([ids[..., None]]) == (3, 0)
+    assert measure({"input_ids": ids, "position_ids": ids}) == (3, 21)
     assert measure({"input_ids": row, "cu_seq_lens_q": torch.tensor([0, 4, 21])}) == (2, 21)
     assert measure({"input_ids": row, "position_ids": row}) == (0, 21)
 
@@ -63,6 +64,16 @@ def test_a_batch_that_cannot_be_read_counts_nothing() -> None:
     before = faults.count()
     assert measure([Unreadable()]) == (0, 0)
     assert faults.count() == before + 1
+
+
+def test_each_kind_of_error_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "warpwatch")
+    for text in ("one kind", "another kind", "one kind"):
+        faults.swallow(ValueError(text))
+        faults.log_pending()
+    heads = [record.getMessage().partition("\n")[0] for record in caplog.records]
+    known = ["internal error: ValueError: one kind", "internal error: ValueError: another kind"]
+    assert [head for head in heads if head.endswith("kind")] == known
 
 
 @pytest.mark.parametrize("compiles_first", [True, False])

@@ -97,8 +97,10 @@ def test_seconds_have_what_counts_rose_by(server, clock, ring):
     counts.write(ring, round(clock.monotonic() * 1e9))
     clock.advance(2.0)
     counts.sample = lambda: (3.0, 1, 1.5)
+    counts.observe("first_token", [0.0012])
     counts.write(ring, round(clock.monotonic() * 1e9))
     counts.generated_tokens = 7
+    counts.sample = lambda: 1 // 0
     counts.write(ring, round(clock.monotonic() * 1e9) + 1, force=True)
     first, second, third = [
         [round(word / MS) if place < 2 else word for place, word in enumerate(words)]
@@ -109,10 +111,10 @@ def test_seconds_have_what_counts_rose_by(server, clock, ring):
     assert first[:10] == [1000, 500, absent, absent, absent, 0, 0, 0, 512, 0]
     assert round(first[10] / S, 3) == 500.002
     assert second[:10] == [2000, 2000, 3, 1, 1_000_000_000, 0, 0, 0, 0, 0]
-    assert third[5:10] == [0, 0, 0, 0, 7]
+    assert third[2:10] == [3, 1, 1_000_000_000, 0, 0, 0, 0, 7]
     payloads = (r.payload[104:] for r in written(ring) if r.type == protocol.RECORD_SERVE)
     buckets = [*protocol.BUCKET.iter_unpack(b"".join(payloads))]
-    assert buckets == [(0, 0, 1), (0, 2, 2), (0, 67, 1)]
+    assert buckets == [(0, 0, 1), (0, 2, 2), (0, 67, 1), (0, 2, 1)]
 
 
 def test_buckets_that_do_not_fit_are_in_records_before(ring):

@@ -1,6 +1,8 @@
 """Where a process looks for a daemon, and the files that it hands over."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,32 @@ def test_a_file_appears_complete_or_not_at_all(
     # An inbox that may be entered, but not written.
     monkeypatch.setattr(os, "access", lambda _, mode: not mode & os.W_OK)
     assert rendezvous.inbox_problem(str(tmp_path)) == "no_inbox"
+
+
+LOCKS = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+for how in (fcntl.LOCK_SH, fcntl.LOCK_EX):
+    fcntl.lockf(file, how, 1)
+    print(flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_lock_that_any_reader_may_take_is_no_daemons(tmp_path: Path) -> None:
+    path, pipe = tmp_path / "daemon.lock", subprocess.PIPE
+    path.touch()
+    command = [sys.executable, "-c", LOCKS, str(path)]
+    with (
+        path.open("rb") as file,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process,
+    ):
+        assert process.stdin is not None and process.stdout is not None
+        for holder in (None, process.pid):
+            process.stdout.readline()
+            assert rendezvous.lock_holder(file.fileno()) == holder
+            process.stdin.write("\n")
+            process.stdin.flush()
 
 
 @pytest.mark.parametrize("chunk_bytes", [4, 5, 7, 100])

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.client.daemon_side import Folder, program
 from tests.client.fork_server import ForkServer
 from tests.client.training import Training, training
 from tests.waiting import eventually
 
+PROGRAMS = cases(__file__)
 QUICK = {"WARPWATCH_HELD_STACKS": "1", "WARPWATCH_HELD_STACKS_S": "1"}
 # Longer than that.
 STOPPED_S = 1.3
@@ -142,36 +144,8 @@ def test_it_is_off_unless_asked_for_and_leaves_a_file_in_its_place_alone(folder,
     assert [path.read_bytes() for path in held(folder)] == left
 
 
-WAITING = """
-lock = threading.Lock()
-lock.acquire()
-
-def wait_in_with():
-    with lock:
-        pass
-
-def wait_in_call():
-    lock.acquire(timeout=1000)
-
-def wait_in_sleep(depth=200):
-    wait_in_sleep(depth - 1) if depth else time.sleep(1000)
-
-for target in (wait_in_with, wait_in_call, wait_in_sleep):
-    threading.Thread(target=target, name=target.__name__, daemon=True).start()
-"""
-REDUCING = """
-import time
-import torch, torch.distributed as dist
-
-store = dist.FileStore({store!r}, 2)
-dist.init_process_group("gloo", store=store, rank={rank}, world_size=2)
-for number in range(3):
-    dist.all_reduce(torch.ones(2, 3))
-"""
-
-
 def test_the_innermost_frame_says_what_it_calls(folder: Folder) -> None:
-    with training(folder, define=WAITING) as found:
+    with training(folder, define=PROGRAMS["waiting"]) as found:
         stacks = found.stacks("s-1")
     innermost = {thread["name"]: thread["frames"][-1] for thread in stacks["threads"]}
     assert innermost["wait_in_with"]["calls"] == "__enter__"
@@ -185,7 +159,7 @@ def test_the_innermost_frame_says_what_it_calls(folder: Folder) -> None:
 @pytest.mark.torch
 def test_the_unfinished_collective_is_reported(folder: Folder, with_torch: ForkServer) -> None:
     store = str(folder.path / "store")
-    first, second = (REDUCING.format(store=store, rank=rank) for rank in range(2))
+    first, second = (PROGRAMS["reducing"].format(store=store, rank=rank) for rank in range(2))
     off, loopback = {"WARPWATCH": "0"}, {"GLOO_SOCKET_IFNAME": "lo"}
     with (
         program(folder, f"{second}time.sleep(1000)", python=with_torch, **off, **loopback),

@@ -10,68 +10,14 @@ from pathlib import Path
 from select import select
 from typing import Any
 
+from tests.cases import cases
 from tests.client.daemon_side import Folder, program
 from tests.client.fork_server import Forked, ForkServer
 from tests.waiting import DEADLINE_S, eventually
 
-# A request is [steps, text to run inside of the first]; null ends it. ``work`` is what a step does,
-# ``inside`` is for a test to define.
-PROGRAM = """
-import json, os, sys, threading, time, warnings
-import warpwatch
-from warpwatch import helper_thread, steps
-from warpwatch.captures import control, recording
-# The helper thread comes by often, and every step looks for a command.
-helper_thread.HEARTBEAT_INTERVAL_S = 0.02
-steps.POLL_INTERVAL_NS = 0
-# However slow the machine is.
-control.GIVE_WAY_S = recording.MIN_RECORDING_S = 3600.0
-sys.modules["warpwatch.attach"].EXIT_WAIT_S = 3600.0
-number = 0
-def inside(number): pass
-def work(): pass
-def wait(find):
-    while not find(): time.sleep(0.001)
-{define}
-monitor = warpwatch.attach(job="demo")
-def train(steps, text=""):
-    global number
-    for _ in range(steps):
-        with monitor.step(samples=4, tokens=10):
-            exec(text, globals())
-            inside(number)
-            with monitor.phase("forward"): work()
-        text = ""
-        number += 1
-def serve():
-    while monitor.clock.ring is None:
-        train(1)
-        time.sleep(0.002)
-    print(number, flush=True)
-    while request := json.loads(sys.stdin.readline() or "null"):
-        train(*request)
-        print(number, flush=True)
-{main}
-"""
-TORCH = """
-import torch
-# From here on: without numpy, torch itself warns while it is imported.
-warnings.simplefilter("error")
-model = torch.nn.Linear(8, 8)
-def work(): model(torch.ones(4, 8)).sum().backward()
-"""
-# The program can profile itself.
-PROFILES = """
-from torch.profiler import ProfilerActivity, profile, schedule
-CPU = [ProfilerActivity.CPU]
-"""
-# The file that is there now is open, not one that was removed.
-HAS_COMMANDS = """
-def has_commands():
-    fd = monitor.clock.ring.command_fd
-    return fd >= 0 and os.fstat(fd).st_nlink
-wait(has_commands)
-"""
+PARTS = cases(__file__)
+# With it, the program can profile itself.
+PROFILES: str = PARTS["profiles"]
 
 
 class Training:
@@ -104,7 +50,7 @@ class Training:
 
     def accept_commands(self) -> None:
         self.folder.command(self.folder.ring().name, op="none")
-        self.steps(1, HAS_COMMANDS)
+        self.steps(1, PARTS["has_commands"])
 
     def capture(self, id: str = "c-1", start: int = 0, steps: int = 2, **more: Any) -> int:
         """Ask for a capture from the step after the next one on, or ``start``. Return its start."""
@@ -180,8 +126,8 @@ def training(
     **environ: str,
 ) -> Iterator[Training]:
     """A training with torch where there is a server to fork it."""
-    define = TORCH + define if server else define
-    code = PROGRAM.replace("{define}", define).replace("{main}", main)
+    define = PARTS["torch"] + define if server else define
+    code = PARTS["program"].replace("{define}", define).replace("{main}", main)
     with program(folder, code, python=server or sys.executable, **environ) as process:
         found = Training(folder, process)
         found.accept_commands()

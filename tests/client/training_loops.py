@@ -172,6 +172,18 @@ def an_optimizer_that_raises() -> None:
             handle.remove()
 
 
+def a_backward_that_raises(net: Any, optimizer: Any) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    for number in range(5):
+        handle = net.bias.register_hook(fail) if number == 2 else None
+        with contextlib.suppress(ZeroDivisionError):
+            learn(net, optimizer, torch.ones(4, 8))
+        if handle is not None:
+            handle.remove()
+
+
 def an_optimizer_that_is_replaced_after_a_later_step_failed(steps_before: int = 5) -> None:
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError
@@ -296,8 +308,11 @@ def two_networks_on_one_batch() -> None:
         spend()
 
 
-def threads_that_train_at_once() -> int:
-    """Return how many steps were not counted: 4 beside the first thread, 7 before main rested."""
+def threads_that_train_at_once() -> list[int]:
+    """Return how many steps were not counted: 4 beside the first thread, 7 before main rested.
+
+    And all backwards and updates.
+    """
     is_second_there, has_first_ended = threading.Event(), threading.Event()
 
     def second() -> None:
@@ -326,7 +341,7 @@ def threads_that_train_at_once() -> int:
     train(*trained(), steps=2)
     others[1].start()
     others[1].join()
-    return state.monitor.clock.steps_elsewhere
+    return [state.monitor.clock.steps_elsewhere, state.monitor.clock.calls()]
 
 
 def only_evaluating() -> bool:
@@ -403,6 +418,11 @@ def checkpoint() -> None:
     dcp.save(net.state_dict(), checkpoint_id=os.path.join(sys.argv[1], "dcp"), no_dist=True)
     train(net, optimizer)
     assert monitor.clock.totals[index] > saved_ns
+    assert dcp.async_save.__wrapped__
+    # A trace shows it too.
+    with torch.profiler.profile() as own:
+        torch.save(net.state_dict(), io.BytesIO())
+    assert "checkpoint" in {one.key for one in own.key_averages()}
 
 
 def the_users_phases_are_innermost() -> None:
