@@ -308,7 +308,7 @@ def test_the_programs_profiler_waits_for_a_thread_that_does_not_come_by_up_to_a_
     for change in changes:
         vars(session).update({"lives": True, "prepared": True, "command": command, **change})
         captures.give_way()
-    assert (len(said), sum(clock.slept)) == (2, pytest.approx(30, abs=0.01))
+    assert len(said) == 2 and sum(clock.slept) == pytest.approx(30, abs=0.01)
 
 
 def test_the_budget_samples_often_at_first_seldom_later(monkeypatch: pytest.MonkeyPatch) -> None:
