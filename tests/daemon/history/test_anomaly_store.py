@@ -99,7 +99,7 @@ def test_a_database_that_breaks_while_in_use_costs_the_history_and_nothing_else(
 
 def test_a_database_of_another_version_is_left_alone(tmp_path, caplog):
     with closing(sqlite3.connect(tmp_path / FILE)) as connection:
-        connection.execute("PRAGMA user_version = 99")
+        connection.execute("PRAGMA user_version = 2")
     before = (tmp_path / FILE).read_bytes()
     history, failures = store(tmp_path)
     assert history.write([(OVER, None)], NOW) is False
@@ -126,6 +126,7 @@ def test_a_full_disk_is_counted_each_time_and_logged_once(tmp_path, caplog):
     assert connection is not history._connection
     history.write([(large, None)], NOW)
     assert [one.id for one in history.newest(10)] == ["a1", "large"]
+    assert history.complaint.text == ""
 
 
 def test_a_row_of_another_form_is_passed_over(tmp_path):
@@ -139,6 +140,10 @@ def test_a_row_of_another_form_is_passed_over(tmp_path):
     assert history.find("a1") == (OVER, None)
     assert history.find("x") is None
     assert failures == []
+    # Nor is a context that unpacks to more than two MiB.
+    huge = ContextSeries((NOW,), (1,), {f"phase {n}": (1.0,) for n in range(150_000)}, job="llama")
+    history.write([(OVER, AnomalyContext(10.0, (huge,)))], NOW)
+    assert history.find("a1") == (OVER, None)
 
 
 def step(rank: int, at: float, duration_s: float, **changes: Any) -> Step:
@@ -172,6 +177,7 @@ def test_ten_minutes_before_and_five_after_are_kept_however_long_it_goes_on():
     # A gap in the steps is a gap in the times.
     expected = [*range(4290, 4700, 10), *range(4800, 5210, 10)]
     assert [[time - NOW for time in series.times] for series in found] == [expected] * 2
+    assert "memory_allocated_bytes" not in found[0].values
     assert context.around(replace(HANG, time=NOW + 9000)).series == ()
     assert {len(one.points) for one in (*context._jobs.values(), *context._ranks.values())} == {100}
 
@@ -252,15 +258,21 @@ def test_an_anomaly_and_its_minutes_are_stored_when_it_opens(tmp_path):
     assert [series.rank for series in context.series] == [None, 1]
     assert node.archive.contexts()[crash.id] == context
     assert node.failures == []
+    store(tmp_path)[0].write([(replace(OVER, id="before"), None)], NOW)
     # A daemon that was killed now leaves at least this history.
     second = Node(tmp_path)
     second.archive.restore(NOW + 70)
     assert second.detection.active == ()
-    (known,) = second.detection.history
+    before, known = second.detection.history
+    assert before.id == "before"
     assert (known.id, known.end_time) == (crash.id, NOW + 60)
     # If it goes on, its minutes stay.
     second.archive.note_change(Change("reopened", known))
     assert second.archive.contexts()[crash.id] == context
+    third = Node(tmp_path)
+    third.archive.note_change(Change("closed", known))
+    third.archive.write()
+    assert third.archive.find(crash.id) == (known, context)
 
 
 def test_the_minutes_after_an_anomaly_are_added_every_ten_seconds_and_then_kept(tmp_path):
@@ -365,9 +377,10 @@ def test_a_store_that_cannot_be_written_costs_no_anomaly(tmp_path, caplog):
     assert [one.kind for one in node.detection.active] == ["crash"]
     # Each failure is counted, and logged once.
     assert [node.failures.count(what) for what in ("write", "snapshot")] == [3, 2]
-    assert len(caplog.records) == 2
+    assert len(caplog.records) == len([*node.archive.problems()]) == 2
     folder.mkdir()
     node.archive.finish()
+    assert [*node.archive.problems()] == []
     assert node.archive.find(crash.id) is not None
 
 

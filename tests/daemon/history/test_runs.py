@@ -170,6 +170,7 @@ def test_a_restart_of_the_daemon_counts_no_step_twice(node):
     # Rings are read again from some steps before.
     node.train(range(90, 200))
     run = node.run()
+    node.runs.write()
     assert run.judged_steps == 2 * 180 - 2
     assert run.phases_s == pytest.approx(
         {"forward": 0.2, "backward": 0.25, "other": 0.05}, rel=0.01
@@ -198,7 +199,8 @@ def test_energy_goes_on_after_a_restart_and_the_newest_captures_are_named(node, 
     monkeypatch.setattr(node.hub, "job_energy", lambda job: 100.0)
     request = CaptureRequest(kind="torch", trigger="manual", **JOB.fields())
     captures = [Capture(f"c{number}", request, BEGAN) for number in range(21)]
-    node.hub.publish(captures=tuple(captures))
+    other = Capture("other", replace(request, run="r0"), BEGAN)
+    node.hub.publish(captures=(*captures, other))
     node.train(range(30))
     node.runs.write()
     node.start()
@@ -237,7 +239,7 @@ def test_who_has_the_most_runs_loses_the_oldest(node):
         # The first by name is the newest.
         files.save(summary(number, first_time=BEGAN - number))
     for number in range(5):
-        files.save(summary(number, "uid/2"))
+        files.save(summary(number, "uid/2", first_time=BEGAN - 5000))
     node.start()
     node.look(10)
     # One file cannot be removed, which is tried again.

@@ -134,6 +134,7 @@ def test_a_ring_that_turns_out_to_be_broken_ends(node, change, reason):
     assert [one.rank for one in node.poll() if isinstance(one, End)] == [0]
     assert node.rejects == {reason: 1}
     assert (node.states(), os.listdir(node.folder.commands)) == ([], [])
+    assert ring.path.exists()
 
 
 def test_an_absurd_record_count_costs_only_the_records(node):

@@ -47,9 +47,11 @@ def test_the_oldest_files_of_a_pod_go_until_it_has_no_more_than_its_share(node, 
     os.utime(node.inbox(A) / "4", (1, 1))
     fill(node.inbox(A), "5", after="4")
     fill(node.inbox(B), "1", "2")
+    (node.inbox(B) / "hole").touch()
+    os.truncate(node.inbox(B) / "hole", 1 << 30)
     measured.measure()
     assert sorted(os.listdir(node.inbox(A))) == ["4", "5"]
-    assert sorted(os.listdir(node.inbox(B))) == ["1", "2"]
+    assert sorted(os.listdir(node.inbox(B))) == ["1", "2", "hole"]
     assert measured.excess(A) == "0.2 MiB in its inbox of 0.1 MiB (rendezvous.owner_bytes)"
     assert measured.excess(B) is None
     measured.measure()
@@ -78,6 +80,7 @@ def test_a_pod_has_4096_files_with_the_three_that_the_daemon_made(node):
         (node.inbox(A) / f"{number}.json").touch()
     measured.measure()
     assert measured.excess(A) == "more than 4096 files"
+    assert len(os.listdir(node.inbox(A))) == 4093
     measured.measure()
     assert measured.excess(A) is None
 
@@ -103,6 +106,7 @@ def test_folders_too_deep_to_look_into_are_too_much_also_for_a_round_without_tim
         monkeypatch.setattr(quotas, "MEASURE_LIMIT_S", look_s)
         measured.measure()
         assert measured.excess(A) == "folders that cannot be looked into"
+    assert node.rejects == {"over_quota": 1}
 
 
 def test_the_memory_of_the_rendezvous_has_a_share_of_its_own(node, measured):
@@ -115,6 +119,11 @@ def test_the_memory_of_the_rendezvous_has_a_share_of_its_own(node, measured):
     (node.pod(A) / "ranks" / "junk").unlink()
     measured.measure()
     assert measured.excess(A) is None
+    # With the three that the daemon made, one too many.
+    for number in range(18):
+        (node.pod(A) / "ranks" / str(number)).touch()
+    measured.measure()
+    assert measured.excess(A) == "more than 20 files"
 
 
 @only_root

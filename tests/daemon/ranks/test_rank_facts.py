@@ -16,6 +16,7 @@ from tests.manual_clock import ManualClock
 from tests.waiting import eventually
 from warpwatch import protocol
 from warpwatch_daemon.agent.composition import RankLoad
+from warpwatch_daemon.ranks.counts import RankCounts
 from warpwatch_daemon.ranks.rank import OomKills, silent_reason
 from warpwatch_daemon.ranks.rank_processes import RankProcessor, reading
 from warpwatch_devices import processor_waits
@@ -180,11 +181,13 @@ def test_a_process_in_a_frozen_control_group_is_stopped(tmp_path):
     proc, group = tmp_path / "proc/7", tmp_path / "cgroup/pod/c"
     proc.mkdir(parents=True)
     group.mkdir(parents=True)
-    (proc / "stat").write_text("7 (a) b) S " + "0 " * 18 + "4711 " + "0 " * 30)
     (proc / "cgroup").write_text("0::/pod/c\n")
     identity = protocol.Identity(7, bytes(16), 4711, 0, 0, 1)
     seen = identity, 7, os.getuid(), tmp_path / "proc", tmp_path / "cgroup"
-    for frozen, reason in ((1, "stopped"), (0, "holds the GIL")):
+    # As is one that a debugger holds.
+    for state, frozen in (("S", 1), ("t", 0), ("T", 0), ("S", 0)):
+        reason = "holds the GIL" if (state, frozen) == ("S", 0) else "stopped"
+        (proc / "stat").write_text(f"7 (a) b) {state} " + "0 " * 18 + "4711 " + "0 " * 30)
         (group / "cgroup.events").write_text(f"populated 1\nfrozen {frozen}\n")
         assert silent_reason(*seen) == reason
 
@@ -325,8 +328,13 @@ def test_a_limit_that_is_reached_and_cores_that_are_stolen_are_shares_of_the_tim
         "steal_share": 0.25,
     }
     assert not processor.waits_long
-    assert processor.take_counts() == {"core_wait_ns": 80_000_000, "throttled_ns": 400_000_000}
+    counts = RankCounts()
+    counts.grow(taken := processor.take_counts())
+    assert taken == {"core_wait_ns": 80_000_000, "throttled_ns": 400_000_000}
+    shown = counts.shown([])
+    assert (shown["core_wait_s"], shown["throttled_s"]) == (0.08, 0.4)
     assert processor.take_counts() == {}
+    assert processor.poll(104.0, {})["throttled_share"] == 0.0
 
 
 def test_a_wait_has_risen_only_since_it_was_told_who_has_the_cores(tmp_path, processor):

@@ -19,12 +19,13 @@ from warpwatch_telemetry.state import RankState
 
 
 def test_a_rank_is_seen_with_its_steps_and_totals(node):
-    ring = node.ring(rank=1, device="GPU-1")
+    ring = node.ring(rank=1, device="GPU-1", master="n:1")
     for _ in range(3):
         ring.step(0.2, data_wait_s=0.05, comm_s=0.01)
     seen, *steps = node.poll()
     assert isinstance(seen, RankSeen)
     assert (seen.job, seen.rank, seen.world_size, seen.device) == ("train", 1, 2, "GPU-1")
+    assert seen.master == "n:1"
     assert [(step.step, step.duration_s, step.samples) for step in steps] == [
         (0, 0.2, 8), (1, 0.2, 8), (2, 0.2, 8),
     ]  # fmt: skip
@@ -88,6 +89,10 @@ def test_a_reader_that_lags_says_how_many_records_it_lost_and_the_totals(node):
     assert (state.lost_records, state.steps_total) == (7, total)
     ring.step()
     assert node.events() == []
+    # Nor are those that a restart reads again taken for lost.
+    node.restart()
+    ring.steps_of(total)
+    assert node.newest().lost_records == 14
 
 
 @pytest.mark.parametrize("while_down", [False, True])
@@ -158,13 +163,21 @@ def test_a_capturing_process_without_a_heartbeat_is_not_stopped(node):
     assert [type(record) for record in node.poll()] == [RankSeen, RankEvent]
     assert node.poll(119) == []
     assert [event.event for event in node.events(121)] == ["stopped"]
+    for end in ("finished", "failed", "disarmed"):
+        ring.event("capture_started", id="x", step=3)
+        ring.event(f"capture_{end}", id="x")
+        told = [event.event for event in node.events()]
+        assert told == ["capture_started", f"capture_{end}", "resumed"]
+        node.clock.advance(11)
+        assert [event.event for event in node.events(200)] == ["stopped"]
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_series_of_an_ended_rank_stay_five_minutes_and_its_ring_ten(node, restarts):
-    ring = node.met()
+    ring = node.met(device="GPU-1")
     ring.die()
     node.poll()
+    assert [*node.source.devices(node.clock.monotonic()).values()] == [None]
     for later_s in (250, 299, 301, 599):
         if restarts:
             node.restart()
@@ -221,7 +234,7 @@ def test_a_death_that_no_one_saw_is_dated_before_the_successor_came(node):
 
 def test_a_wrong_clock_dates_no_step_before_its_process_or_after_now(node):
     ring = node.ring()
-    for wall_ns in (0, 1 << 62):
+    for wall_ns in (1 << 62, 0):
         ring._wall_ns = lambda wall_ns=wall_ns: wall_ns
         ring.step()
     steps = [one for one in node.poll(5.0) if isinstance(one, Step)]
@@ -231,10 +244,11 @@ def test_a_wrong_clock_dates_no_step_before_its_process_or_after_now(node):
 
 def test_calls_without_steps_are_told_each_two_seconds(node):
     ring, told = node.met(), []
-    for at_s, calls in ((1.9, 1), (2.1, 2), (2.2, 3), (4.2, 3), (4.3, 4), (6.0, 4), (6.5, 5)):
+    for at_s, calls in ((1.9, 1), (2.1, 2), (2.2, 3), (4.2, 3), (4.3, 4), (6.0, 4), (6.5, 99)):
         ring.steps_of(at_s == 6.0)
         ring.word(protocol.WORD_CALLS, calls)
         told += [(one.time - node.began, one.event, one.detail) for one in node.events(at_s)]
+    assert node.newest().calls_without_step == 0
     assert told == [
         (pytest.approx(at_s), "training", {"calls": n}) for at_s, n in ((2.1, 2), (4.3, 4))
     ]
@@ -242,6 +256,9 @@ def test_calls_without_steps_are_told_each_two_seconds(node):
 
 def test_a_death_that_was_reported_is_not_reported_again_after_a_restart(node):
     ring = node.met(steps=1)
+    ring.event("oom")
+    ring.record(protocol.RECORD_MEMORY, protocol.MEMORY.pack(*[1] * 6))
+    assert [event.event for event in node.events()] == ["oom", "memory"]
     ring.die()
     assert [event.event for event in node.events()] == ["died"]
     assert [type(record) for record in node.restart()] == [RankSeen, Step, End]
@@ -273,11 +290,12 @@ def shown(run: str) -> str:
 
 def test_a_run_that_is_named_has_that_name_on_every_node_and_in_records(node):
     for rank in (0, 1):
-        ring = node.ring(rank=rank, run="slurm-77")
+        ring = node.ring(rank=rank, run="slurm-77", master="n:1")
         ring.step()
         ring.event("oom")
-    said = {(one.owner, one.job, one.run) for one in node.poll()}
-    assert said == {(OWN, "train", "slurm-77")}
+    records = node.poll()
+    assert {(one.owner, one.job, one.run) for one in records} == {(OWN, "train", "slurm-77")}
+    assert {one.master for one in records if isinstance(one, RankSeen)} == {""}
     assert list(look(node)) == [JobId(OWN, "train", "slurm-77")]
 
 
@@ -297,7 +315,7 @@ def test_ranks_that_name_no_run_are_of_the_one_that_began_up_to_ten_minutes_befo
 
 @pytest.mark.parametrize("other", cases(__file__)["other_runs"])
 def test_what_cannot_be_of_the_same_run_is_another_one_of_its_own_name(node, other):
-    node.ring(rank=0)
+    node.ring(rank=0, **other.pop("first", {}))
     node.clock.advance(0.1)
     node.ring(**other)
     one, two = look(node)
@@ -336,9 +354,14 @@ def test_no_two_live_jobs_of_an_owner_are_shown_by_one_name(node):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_a_job_of_another_owner_with_the_same_name_and_run_is_another_job(node):
-    node.ring(run="r1")
+    first = node.ring(run="r1")
     os.chown(node.ring(rank=1, run="r1").path, 1234, 1234)
     assert sorted(look(node)) == [JobId("uid/0", "train", "r1"), JobId("uid/1234", "train", "r1")]
+    # Nor does the next run of one end the series of the other.
+    first.end()
+    node.poll()
+    os.chown(node.ring(rank=1, run="r2").path, 1234, 1234)
+    assert JobId("uid/0", "train", "r1") in look(node)
 
 
 def test_a_run_whose_ranks_ended_in_order_is_over_and_the_next_one_counts_from_0(node):
@@ -349,6 +372,8 @@ def test_a_run_whose_ranks_ended_in_order_is_over_and_the_next_one_counts_from_0
     ((after, (rank,)),) = look(node).items()
     assert (after.name, rank.steps_total, rank.status) == ("train", 1, "running")
     assert after.run != before.run
+    node.poll(601)
+    assert not first.path.exists()
 
 
 def test_a_run_keeps_its_name_over_a_restart_of_the_daemon(node):

@@ -76,6 +76,17 @@ def test_a_second_has_counts_buckets_and_the_iterations_before_it(node):
     assert second.first_token == {4: 20}
     assert second.iterations == {"prefill": (1, 0.04)}
     assert node.newest().serve.idle is True
+    # A successor does not go on with what another process had not finished.
+    ring.iteration(0.04, 512, 0, 512)
+    ring.second(continues=True, buckets=[(0, 4, 1)])
+    node.poll()
+    ring.die()
+    node.poll(1.0, 5.0)
+    assert node.newest(5.5).serve.running is None
+    ring = served(node)
+    ring.second(S, 0, 4)
+    (second,) = of(Serve, node.poll(6.0))
+    assert (second.first_token, second.iterations, second.comm_s) == ({}, {}, 0.0)
 
 
 def test_only_workers_have_steps_and_a_front_end_knows_no_requests(node):
@@ -100,12 +111,19 @@ def test_only_workers_have_steps_and_a_front_end_knows_no_requests(node):
     assert (known[3].running, known[3].counts) == (None, {})
     assert list(known[3].latencies) == ["first_token"]
     assert node.rejects == {}
+    # An engine without peers joins its scheduler, and who says that it ends is not waited for.
+    served(node, 0, run="r-2", world_size=1, job="alone")
+    node.poll(1.0)
+    served(node, 1, run="r-2", role="scheduler", job="alone")
+    front.end()
+    (end,) = of(End, node.poll(2.0))
+    assert (end.rank, len({s.job for s in node.states()})) == (3, 2)
 
 
 @pytest.mark.parametrize("known_pods", [lambda: {A: Pod("ns", "chat-abc")}])
 def test_live_replicas_of_a_server_keep_one_name(node):
     served(node)
-    served(node, run="r-2")
+    second = served(node, run="r-2")
     node.ring(A, **SAID)
     node.ring(A, **SAID | {"run": "r-1-dp1"})
     node.poll()
@@ -115,6 +133,12 @@ def test_live_replicas_of_a_server_keep_one_name(node):
         ("chat", "r-2", "211fc1"),
         ("chat", "r-1", "chat-abc"),
     }
+    # One that ended stays when another begins.
+    second.end()
+    node.poll()
+    served(node, run="r-3")
+    node.poll()
+    assert "r-2" in {state.run for state in node.states()}
     # A training of the same name is another job.
     node.ring(None, job="chat")
     node.poll()
@@ -152,12 +176,12 @@ def test_the_series_of_a_server_continue_over_a_restart_of_the_daemon(node, gold
     for rank, kind in ((1, "tensor"), (2, "pipeline")):
         served(node, rank, world_size=3, parallel={kind: [1, 2]}).iteration(0.008, 0, 4, 900)
     ring.iteration(0.008, 0, 4, 900)
-    words = (S, S // 4, 4, 2, S // 2, 1, 30, 50, 512, 8, S // 10)
-    ring.second(*words, buckets=[(0, 3, 2)])
+    words = (S, S // 4, 4, 2, S // 2, 1, 30, 50, 512, 8, S // 10, S // 5, S // 2)
+    ring.second(*words, buckets=[(0, 3, 2), (1, 3, 1), (2, 3, 1)])
     node.poll()
     node.restart()
     ring.iteration(0.008, 0, 4, 900)
-    ring.second(*words, buckets=[(0, 3, 2)])
+    ring.second(*words, buckets=[(0, 3, 2), (1, 3, 1), (2, 3, 1)])
     node.poll()
     lines = exposition(node)
     golden_case("".join(f"{line}\n" for line in lines if line.startswith("warpwatch_serve")))

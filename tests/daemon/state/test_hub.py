@@ -108,12 +108,19 @@ def test_a_job_is_charged_what_its_device_used_while_it_ran(hub):
     assert use(hub, 50.0) == [700.0]
     assert use(hub, 80.0) == [730.0]
     assert hub.job_energy(rank("train").job_id) == 730.0
+    # It begins again with a job that was gone.
+    show(hub, rank("train"), rank("a"))
+    assert [(job.name, job.world_size) for job in hub.state().jobs] == [("a", 1), ("train", 1)]
+    show(hub)
+    show(hub, rank("train"))
+    assert use(hub, 90.0) == [10.0]
 
 
 def test_tokens_of_a_job_are_told_by_the_joule_from_when_both_are_counted(hub):
     def after(joules: float, tokens: int) -> float | None:
         hub.publish_device(sample(joules, joules))
-        show(hub, replace(rank("train"), tokens_total=tokens))
+        half = replace(rank("train"), tokens_total=tokens // 2)
+        show(hub, half, replace(half, rank=1, name="1"))
         (job,) = hub.state().jobs
         per_joule: float | None = job.tokens_per_joule
         return per_joule
@@ -302,7 +309,8 @@ POWER: SeriesKey = ("device_power_watts", ())
 TENSOR: SeriesKey = ("device_tensor_active_ratio", ())
 XID: SeriesKey = ("device_xid_errors_total", ("79",))
 NVML = DeviceSample(GPU, 1.0, {POWER: 300.0})
-DCGM = DeviceSample(GPU, 1.0, {POWER: 290.0, TENSOR: 0.4}, source="dcgm")
+USED = (DeviceProcess(7, "a", 1),)
+DCGM = DeviceSample(GPU, 1.0, {POWER: 290.0, TENSOR: 0.4}, processes=USED, source="dcgm")
 
 
 def table(*samples: DeviceSample, **by_source: float) -> DeviceTable:
@@ -319,7 +327,7 @@ def failed(reason: str) -> DeviceSample:
 def test_of_two_values_the_better_sources_stands_whatever_comes_first():
     for samples in itertools.permutations((NVML, DCGM)):
         (merged,) = table(*samples).merged(101.0)
-        assert merged.values == {POWER: 300.0, TENSOR: 0.4}
+        assert (merged.values, merged.processes) == ({POWER: 300.0, TENSOR: 0.4}, USED)
 
 
 def test_what_a_lesser_source_adds_is_only_what_the_better_one_lacks():
@@ -328,6 +336,7 @@ def test_what_a_lesser_source_adds_is_only_what_the_better_one_lacks():
     assert added.values == {TENSOR: 0.4}
     assert known.put(DeviceSample(GPU, 1.0, {POWER: 290.0}, source="dcgm"), 100.0) is None
     assert known.put(NVML, 100.0) is NVML
+    assert known.put(replace(DCGM, up=False, reason="x"), 100.0) is None
 
 
 def test_each_source_grows_old_for_itself():
@@ -342,8 +351,9 @@ def test_a_lost_device_is_down_though_another_source_still_has_old_values():
     known = table(DCGM, failed("lost"))
     (merged,) = known.merged(100.0)
     assert (merged.up, merged.reason, merged.values) == (False, "lost", {XID: 1})
-    # Nor does it come back through the log.
+    # Nor does it come back through the log, or become another fault with time.
     assert known.put(DCGM, 100.0) is None
+    assert known.merged(1e6)[0].reason == "lost"
 
 
 def test_a_device_that_only_nvml_may_not_read_is_nvmls_and_read_by_the_other():
