@@ -1,0 +1,41 @@
+"""What commands print of a node that has everything, and their exit status."""
+
+import os
+import re
+import time
+
+import msgspec
+
+from tests.cases import cases
+from tests.daemon.http.conftest import NOW, socket_of
+from tests.daemon.http.everything import fill
+from warpwatch_daemon.cli import main, status
+from warpwatch_daemon.cli.capture import describe
+from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import RunSummary
+
+CASES = cases(__file__)
+
+
+def test_what_commands_print_is_golden(
+    client, agent, url, shared_server, capsys, monkeypatch, golden_case
+):
+    fill(agent)
+    agent.runs += msgspec.convert(CASES["runs"], list[RunSummary])
+    monkeypatch.setattr(time, "localtime", time.gmtime)
+    monkeypatch.setattr(status.main, "__defaults__", (lambda: NOW,))
+    text = ""
+    for line in CASES["lines"]:
+        refused = line.startswith("!")
+        agent.refusal = Refused("refused_busy", "rank 1 is being captured") if refused else None
+        try:
+            ended = main(line.lstrip("! ").split())
+        except SystemExit as error:
+            ended = int(str(error.code))
+        out, err = capsys.readouterr()
+        text += f"$ warpwatch {line}\n{out}{err}exit {ended}\n\n"
+    asked = "\n".join(map(str, agent.asked))
+    described = [line for one in agent.now.captures for line in describe(one, "URL")]
+    text = text.replace(str(socket_of(shared_server)), "SOCKET").replace(url, "URL")
+    text = re.sub(r"login[^\s\",]+", "login…", text).replace(f"uid {os.getuid()}\n", "uid UID\n")
+    golden_case(text + "\n".join((asked, *described)) + "\n")
