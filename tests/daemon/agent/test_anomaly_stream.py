@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -65,11 +66,14 @@ def test_an_anomaly_is_counted_once_and_known_to_the_next_daemon_before_its_firs
     node.raise_exception()
     node.pipeline.step()
     (crash,) = node.reported("crash")
+    assert b'"anomaly"' in node.pipeline._stream.live()[-1][1]
     assert (crash.id == "9-f") == with_fleet
     assert counted(node.hub, "anomalies_total", "crash", "warning") == (not with_fleet or None)
     node.pipeline.close()
     node.restart()
     assert node.reported("crash") == [crash]
+    assert [change.anomaly for change in node.pipeline._changes] == [crash]
+    assert b'"anomaly"' in node.pipeline._stream.live()[-1][1]
     node.pipeline.step()
     assert node.reported("crash") == [crash]
     assert counted(node.hub, "anomalies_total", "crash", "warning") is None
@@ -189,3 +193,7 @@ def test_what_is_resolved_is_over_for_everybody(node, caplog):
     assert caplog.messages[-1] == (
         f"device_needs_service of GPU-1 ({anomaly.id}) was resolved by uid 0"
     )
+    caplog.set_level("INFO")
+    for severity, level in (("info", "INFO"), ("critical", "WARNING")):
+        node.pipeline._report(replace(closed, severity=severity))
+        assert caplog.records[-1].levelname == level

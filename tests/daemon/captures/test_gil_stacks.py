@@ -32,6 +32,7 @@ Thread 0x0000000000000010 (most recent call first):
   ...
 """
 NAME = "held.job-r3-0123.stacks.fifo"
+OWN = os.getuid()
 
 
 def silent(**changes: Any) -> Silent:
@@ -144,6 +145,13 @@ def test_only_a_named_pipe_of_the_rings_owner_is_read(tmp_path, pipe, written):
     assert read(tmp_path) == []
     (tmp_path / "second").unlink()
     assert len(read(tmp_path)) == 2
+    # Only that one is removed after its process.
+    left = []
+    (tmp_path / "held.regular.stacks.fifo").touch()
+    for ring, uid in (("job-r3-0123.ring", 4711), ("regular.ring", OWN), ("job-r3-0123.ring", OWN)):
+        stacks.remove_pipe(Directory(tmp_path), ring, uid)
+        left.append((pipe.exists(), (tmp_path / "held.regular.stacks.fifo").exists()))
+    assert left == [(True, True), (True, True), (False, True)]
 
 
 def test_py_spys_answer_becomes_threads():

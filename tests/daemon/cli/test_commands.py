@@ -54,16 +54,16 @@ def test_the_commands_are_registered_as_entry_points():
 
 def test_help_says_what_each_command_does_and_imports_none():
     code = (
-        "import sys; from warpwatch_daemon.cli import main; main([]);"
+        "import sys; from warpwatch_daemon.cli import main; print(main([]));"
         "print([name for name in sys.modules if name.startswith('warpwatch_daemon.cli.')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    *lines, imported = done.stdout.splitlines()
+    *lines, ended, imported = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[lines.index("commands:") + 1 :][: len(COMMANDS)]] == (
         COMMANDS
     )
     assert "  status    show jobs, anomalies and captures of a daemon" in lines
-    assert imported == "[]"
+    assert (ended, imported) == ("2", "[]")
 
 
 @pytest.mark.parametrize(("line", "said"), CASES["unknown"])

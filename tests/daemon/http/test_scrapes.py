@@ -112,6 +112,8 @@ def test_a_batch_ends_with_the_clock_and_a_cursor_that_goes_on(client, agent, mo
     decoded = [decode_stream_line(line) for line in answer.content.splitlines()]
     assert decoded[0] == step(1)
     assert isinstance(decoded[-1], CursorLine)
+    told = [client.get(PATH, params={"shard": f"{index}/2"}).text for index in (0, 1)]
+    assert sum('"step"' in text for text in told) == 1
     # The clock says that everything has been sent.
     monkeypatch.setattr(record_stream, "MAX_BATCH_BYTES", 1)
     agent.stream.put([step(2), step(3)])

@@ -25,7 +25,9 @@ from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankSeen, Step
 
-FAULT = Anomaly(NOW := 1_700_000_000.0, "critical", "!", device="GPU-1", id="x", kind="xid")
+NOW = 1_700_000_000.0
+OWN: Any = {"job": "llama", "owner": "ns/team"}
+FAULT = Anomaly(NOW, "critical", "!", device="GPU-1", id="x", kind="xid", **OWN)
 
 
 class Node:

@@ -102,8 +102,9 @@ def test_a_reader_that_was_away_too_long_is_told_how_much_it_lost(node):
 
 def test_lines_wait_ten_minutes_for_the_bus_and_those_that_are_dropped_are_counted(node):
     node.stream.keep()
-    for number in (1, 2, 3):
+    for number in (0, 1, 2, 3):
         node.step(number)
+        assert number or steps(node.read()) == [0]
         node.clock.advance(400)
     gap, *lines = node.read()
     assert (gap, steps(lines)) == ({"type": "gap", "lost": 2}, [3])
