@@ -19,6 +19,7 @@ from warpwatch_daemon.doctor.check import BAD, NOTE, OK, Check, CheckInputs, Mac
 from warpwatch_daemon.participants import stacks
 from warpwatch_daemon.ranks.folder import in_use
 from warpwatch_devices.attribution.kubelet import DEFAULT_SOCKET
+from warpwatch_runtime.quantities import plural
 from warpwatch_telemetry.errors import WarpwatchError
 
 _LEAST_FREE_BYTES = 200 << 20
@@ -192,7 +193,7 @@ def _ports(machine: Machine, adapters: list[str]) -> Check:
             state = machine.text(f"{folder}/{port}/state") or "unknown"
             if "ACTIVE" not in state:
                 down.append(f"{adapter}:{port} {state.rpartition(': ')[2].lower()}")
-    detail = f"{len(adapters)} adapters ({', '.join(adapters)})"
+    detail = f"{plural(len(adapters), 'adapter')} ({', '.join(adapters)})"
     if not down:
         return Check("InfiniBand", OK, f"{detail}, all ports active")
     advice = "`ibstat`; cable, switch port and subnet manager, if that port is in use"

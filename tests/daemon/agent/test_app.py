@@ -1,6 +1,9 @@
 """The daemon as a whole: its loops, what it asks of other parts, and its end."""
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,11 +19,12 @@ from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
 from warpwatch_daemon.config import Config
 from warpwatch_detection.anomalies.register import Change
+from warpwatch_exporters.prometheus import Options
 from warpwatch_runtime.loading import parse
 from warpwatch_telemetry.alerts import NotReadyError
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.captures import CaptureKind, CaptureRequest
-from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest
+from warpwatch_telemetry.errors import Refused, WarpwatchError
 from warpwatch_telemetry.jobs import JobId, RunSummary
 from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.samples import (
@@ -32,11 +36,15 @@ from warpwatch_telemetry.samples import (
 )
 
 Make = Callable[..., Daemon]
+REQUEST = CaptureRequest("train", "nsys", "manual")
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Daemon] = []
+    handlers = {
+        one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    }
 
     def make(**sections: Any) -> Daemon:
         tree: dict[str, Any] = {
@@ -45,7 +53,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
             "sources": {"nvml": {"enabled": False}, "kernel_log": {"enabled": False}},
             "store": {"url": (tmp_path / "store").as_uri()},
         }
-        made.append(Daemon(parse(Config, tree | sections, "test"), None, {}))
+        named = {"NODE_NAME": "gpu-7"}
+        made.append(Daemon(parse(Config, tree | sections, "test"), None, named))
         return made[-1]
 
     yield make
@@ -54,6 +63,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
         # A stop before the run closes what it listens on.
         daemon.server.stop()
         daemon.server.run()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
@@ -105,7 +116,9 @@ def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
     assert (tmp_path / "inbox/pods").is_dir()
 
 
-def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_itself(make):
+def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_itself(
+    make, tmp_path
+):
     daemon = make()
     ring = RingFile(daemon.folder.ranks, world_size=1)
     with ring.held():
@@ -122,11 +135,40 @@ def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_
             daemon.pipeline.step()
             daemon.captures.service.finish()
             assert daemon.captures.counters_wanted() is False
+        # The pipe of a process that has ended is removed.
+        os.mkfifo(pipe := tmp_path / "inbox" / f"held.{ring.path.stem}.stacks.fifo")
         # No one is to record for a daemon that is gone.
         daemon.request_capture(CaptureRequest("train", "torch", "manual"))
         daemon._close()
         command = (daemon.folder.commands / f"{ring.path.stem}.cmd").read_bytes()
         assert protocol.decode_command(command)[1]["op"] == "cancel"
+    daemon.ranks.poll(time.time(), time.monotonic())
+    daemon.captures._tend_inboxes()
+    assert not pipe.exists()
+
+
+def test_a_daemon_passes_what_is_configured_and_pushes_what_is_its_own(make):
+    prometheus = {"workload_labels": "inline", "dcgm_names": True, "profile": "minimal"}
+    hang = {"stopped_after_s": 7, "timeout_s": 99}
+    daemon = make(exporters={"prometheus": prometheus}, detection={"hang": hang})
+    assert (daemon.state().hostname, daemon.ranks._stopped_after_s) == ("gpu-7", 7)
+    assert daemon.exposition() == Options(inline_workloads=True, dcgm_names=True, profile="minimal")
+    # What continues an anomaly of a fleet, or is a part of its capture, the fleet pushes.
+    daemon.pipeline.leases._names["own"] = "1-f"
+    found = [Anomaly(1.0, "warning", "slow", id=name, kind="hang") for name in ("1-f", "2")]
+    captures = [Capture("c", REQUEST, 1.0, of_fleet=of_fleet) for of_fleet in (True, False)]
+    daemon.hub.publish(anomalies=tuple(found), captures=tuple(captures))
+    own = daemon._own_state()
+    assert (own.anomalies, own.captures) == ((found[1],), (captures[1],))
+    # The kubelet may be away, other sources not.
+    for name in ("attribution", "nvml"):
+        daemon.hub.publish_health(SourceHealth(name, up=False, reason="gone"))
+    daemon.archive._complaint.make("no disk")
+    assert daemon.missing() == ("nvml: gone", "no disk")
+    daemon._fail("only a restart helps")
+    with pytest.raises(WarpwatchError, match="only a restart helps"):
+        daemon.run()
+    assert "Daemon.run" in str(signal.getsignal(signal.SIGINT))
 
 
 class Counted:

@@ -39,7 +39,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_it_finds_what_a_daemon_would_have_found_also_in_a_packed_log_on_standard_input(
-    slow_log, capsys, monkeypatch
+    slow_log, capsys, monkeypatch, tmp_path
 ):
     packed = io.BytesIO(gzip.compress(slow_log.read_bytes()))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(packed)))
@@ -50,6 +50,8 @@ def test_it_finds_what_a_daemon_would_have_found_also_in_a_packed_log_on_standar
     switched_off = "detection.disabled=[straggler]"
     assert main(["replay", str(slow_log), "--json", "--set", switched_off]) == 0
     assert printed(capsys) == []
+    (config := tmp_path / "c.yaml").write_text("detection: {disabled: [straggler]}")
+    assert main(["replay", str(slow_log), "--config", str(config)]) == 0
 
 
 def test_explain_keeps_anomalies_as_they_are_and_adds_readings(slow_log, capsys):

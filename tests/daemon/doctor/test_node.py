@@ -85,11 +85,13 @@ def test_the_kubelet_is_asked_for_where_there_is_kubernetes_and_one_that_is_sile
     golden_case("\n".join(line for checks in found for line in doctor.lines(checks)))
 
 
-def test_few_open_files_are_a_note(monkeypatch, golden_case):
-    found = []
+def test_few_open_files_are_a_note(inputs, monkeypatch, golden_case):
+    machine = inputs(files={"/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"}).machine
+    found: list[Check] = []
     for limits in ((1024, 1024), (1024, 4096), (65536, 65536), (1024, -1), (65536, -1)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
-        found.append(host._open_files())
+        locked = (one for one in host._infiniband(machine) if one.name == "locked memory")
+        found += (host._open_files(), *locked)
     golden_case("\n".join(doctor.lines(found)))
 
 

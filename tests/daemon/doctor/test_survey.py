@@ -153,7 +153,9 @@ def no_daemon(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("no_daemon")
-def test_json_has_every_finding_with_group_and_advice_and_the_text_a_summary(driver, capsys):
+def test_json_has_every_finding_with_group_and_advice_and_the_text_a_summary(
+    driver, capsys, monkeypatch
+):
     driver("h100", gpus=2).set(1, lost=1)
     assert main(["doctor", "--json", *ARGUMENTS]) == 1
     found = json.loads(capsys.readouterr().out)
@@ -166,8 +168,10 @@ def test_json_has_every_finding_with_group_and_advice_and_the_text_a_summary(dri
     assert by_name["GPU 0"]["ok"] is True
     assert by_name["GPU 1"]["ok"] is False
     assert "power-cycle" in by_name["GPU 1"]["advice"]
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["doctor", *ARGUMENTS]) == 1
     lines = capsys.readouterr().out.splitlines()
+    assert 110 < max(map(len, lines)) <= 120
     assert lines[0].startswith("warpwatch ")
     assert [line for line in lines if line in doctor.GROUPS][:3] == ["daemon", "agent", "driver"]
     assert lines[-1].split()[1].rstrip(",") in ("problem", "problems")

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from dataclasses import replace
 
 import msgspec
 
@@ -15,6 +16,7 @@ from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import RunSummary
 
 CASES = cases(__file__)
+LIMITS = ("MAX_ACTIVE", "MAX_ENDED", "MAX_JOBS", "MAX_TROUBLED", "MAX_CAPTURES")
 
 
 def test_what_commands_print_is_golden(
@@ -24,14 +26,20 @@ def test_what_commands_print_is_golden(
     agent.runs += msgspec.convert(CASES["runs"], list[RunSummary])
     monkeypatch.setattr(time, "localtime", time.gmtime)
     monkeypatch.setattr(status.main, "__defaults__", (lambda: NOW,))
+    captures = [*agent.now.captures, replace(agent.now.captures[0], outcome="refused_disk")]
     text = ""
     for line in CASES["lines"]:
-        refused = line.startswith("!")
-        agent.refusal = Refused("refused_busy", "rank 1 is being captured") if refused else None
-        try:
-            ended = main(line.lstrip("! ").split())
-        except SystemExit as error:
-            ended = int(str(error.code))
+        how, given = line[0], line.lstrip("!<0123456789 ").split()
+        agent.refusal = Refused("refused_busy", "rank 1 is being captured") if how == "!" else None
+        if how.isdigit():
+            agent.request_capture = lambda *_, how=how: captures[int(how)]
+        with monkeypatch.context() as few:
+            for limit in LIMITS if how == "<" else ():
+                few.setattr(status, limit, 1)
+            try:
+                ended = main(given)
+            except SystemExit as error:
+                ended = int(str(error.code))
         out, err = capsys.readouterr()
         text += f"$ warpwatch {line}\n{out}{err}exit {ended}\n\n"
     asked = "\n".join(map(str, agent.asked))
