@@ -16,9 +16,8 @@ ARGUMENTS = (
 )
 
 NEEDS_BROWSER = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
-]
+    pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -16,15 +16,12 @@ from tests.cases import cases
 ROOT = Path(__file__).resolve().parents[1]
 # The packages that each package may import, besides itself.
 MAY_IMPORT: dict[str, set[str]] = {
-    "warpwatch": set(),
-    "warpwatch_telemetry": set(),
-    "warpwatch_diagnosis": set(),
-    "warpwatch_runtime": {"warpwatch_telemetry"},
-    "warpwatch_detection": {"warpwatch_telemetry"},
+    "warpwatch": set(), "warpwatch_telemetry": set(), "warpwatch_diagnosis": set(),
+    "warpwatch_runtime": {"warpwatch_telemetry"}, "warpwatch_detection": {"warpwatch_telemetry"},
     "warpwatch_dashboards": {"warpwatch_telemetry"},
     "warpwatch_devices": {"warpwatch_runtime", "warpwatch_telemetry"},
     "warpwatch_exporters": {"warpwatch_runtime", "warpwatch_telemetry"},
-}
+}  # fmt: skip
 _BELOW = set(MAY_IMPORT)
 MAY_IMPORT |= {"warpwatch_serving": _BELOW, "warpwatch_capturing": _BELOW}
 MAY_IMPORT |= {
@@ -33,12 +30,9 @@ MAY_IMPORT |= {
 }
 # Others need the protocol of the client, and `warpwatch run` needs the launcher.
 CLIENT_FOR_OTHERS = {
-    "warpwatch._version",
-    "warpwatch.identity",
-    "warpwatch.launch",
-    "warpwatch.protocol",
+    "warpwatch._version", "warpwatch.identity", "warpwatch.launch", "warpwatch.protocol",
     "warpwatch.rendezvous",
-}
+}  # fmt: skip
 # The demo's training program is a user of the shim.
 SHIM_USER = "warpwatch_daemon.demo.training"
 

@@ -57,9 +57,8 @@ def test_every_check_runs_and_none_fails(tmp_path):
     assert list(checks) == list(CHECKS)
     assert all(f"\n{name}: " in done.stdout for name in CHECKS)
     assert {name: check["why"] for name, check in checks.items() if check["why"]} == {
-        "shim": "the fake driver has no CUDA",
-        "capture": "the fake driver has no CUDA",
-    }
+        "shim": "the fake driver has no CUDA", "capture": "the fake driver has no CUDA",
+    }  # fmt: skip
     assert [checks[name]["status"] for name in ("calls", "shim")] == ["ok", "skipped"]
     found = checks["readers"]["parts"]["idle"]["0"]["rows"]
     by_series = {row["series"]: row for row in found}
@@ -117,10 +116,9 @@ def test_a_check_that_is_killed_names_the_part_and_keeps_what_was_measured():
 
 
 READINGS = {
-    "plain": XML,
-    "hotter": XML.replace("75.30 W", "690.00 W"),
+    "plain": XML, "hotter": XML.replace("75.30 W", "690.00 W"),
     "new word": XML.replace("Exclusive_Process", "Something_New"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("series", "ours", "readings", "verdict"), cases(__file__)["compared"])

@@ -20,11 +20,10 @@ def results() -> dict[str, Any]:
     summary = {"precision": 0.9, "f1": 0.95, "misnamed": 0}
     cases = {
         "sim/none": case(24, 0, delay_p50=None, delay_p95=None, false=1),
-        "sim/shift10": case(24, 22),
-        "sim/hang": case(24, 24, delay_p50=140.0, delay_p95=141.5),
+        "sim/shift10": case(24, 22), "sim/hang": case(24, 24, delay_p50=140.0, delay_p95=141.5),
         "real/none": case(10, 0, delay_p50=None, delay_p95=None),
         "real/shift10%": case(40, 38, false=2),
-    }
+    }  # fmt: skip
     summaries = {"sim": summary, "real": summary}
     return {"warpwatch": {"seeds": 24, "first_seed": 0, "cases": cases, "summary": summaries}}
 

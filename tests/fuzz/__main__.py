@@ -65,10 +65,9 @@ def _arguments() -> argparse.Namespace:
         "--seed", type=int, nargs=1, default=[], help="mutations alone, the same ones each time"
     )
     parser.add_argument(
-        "--here",
-        action="store_true",
+        "--here", action="store_true",
         help="in this process, without --minutes; --inputs after the seeds; needs --seed",
-    )
+    )  # fmt: skip
     parser.add_argument("--reproduce", type=Path, metavar="FILE", help="run one finding's input")
     return parser.parse_args()
 

@@ -145,12 +145,10 @@ class Watch:
         if self._count >= MIN_INPUTS and (grows or grown_bytes > MAX_RSS_BYTES):
             self._findings.add("growth", b"", text)
         return {
-            "inputs": self._count,
-            "seconds": round(time.monotonic() - self._begun, 1),
-            "slowest_s": round(self._slowest_s, 3),
-            "memory": text,
+            "inputs": self._count, "seconds": round(time.monotonic() - self._begun, 1),
+            "slowest_s": round(self._slowest_s, 3), "memory": text,
             "findings": self._findings.paths,
-        }
+        }  # fmt: skip
 
 
 def _memory() -> tuple[int, int]:

@@ -40,12 +40,9 @@ class Client:
 
     def __call__(self, *arguments: str) -> str:
         done = subprocess.run(
-            [str(self._tool), "--namespace", NAMESPACE, *arguments],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+            [str(self._tool), "--namespace", NAMESPACE, *arguments], env=self._environment,
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stdout
 

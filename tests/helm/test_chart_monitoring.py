@@ -34,13 +34,10 @@ def test_the_rules_arrive_as_they_are_committed(helm3: Path, helm4: Path) -> Non
 
 def test_rules_can_be_made_a_sites_own(helm4: Path) -> None:
     site = {
-        "enabled": True,
-        "namespace": "rules",
-        "disabledAlerts": ["WarpwatchDown"],
-        "additionalRuleLabels": {"team": "platform"},
-        "runbookUrl": "https://wiki.example/gpus/",
+        "enabled": True, "namespace": "rules", "disabledAlerts": ["WarpwatchDown"],
+        "additionalRuleLabels": {"team": "platform"}, "runbookUrl": "https://wiki.example/gpus/",
         "overrides": {"WarpwatchHang": {"severity": "info", "for": "5m"}},
-    }
+    }  # fmt: skip
     values = ["--set-json", f"prometheusRule={json.dumps(site)}"]
     found = chart.only(chart.render(helm4, *values), "PrometheusRule")
     assert found["metadata"]["namespace"] == "rules"

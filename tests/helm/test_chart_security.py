@@ -15,13 +15,11 @@ ROOT_AND_FOLDERS = {
 PRIVILEGED = {*ROOT_AND_FOLDERS, "Privileged Containers", "Privilege Escalation", "Capabilities"}
 # The rules that a scenario's DaemonSet breaks beyond the default's.
 EXCEPTIONS = {
-    "gke.yaml": PRIVILEGED,
-    "mig-values.yaml": {*ROOT_AND_FOLDERS, "Capabilities"},
+    "gke.yaml": PRIVILEGED, "mig-values.yaml": {*ROOT_AND_FOLDERS, "Capabilities"},
     "nonroot-shared-values.yaml": {"HostPath Volumes", "Volume Types"},
-    "nonroot-values.yaml": set(),
-    "openshift.yaml": {*ROOT_AND_FOLDERS, "SELinux"},
+    "nonroot-values.yaml": set(), "openshift.yaml": {*ROOT_AND_FOLDERS, "SELinux"},
     "privileges-values.yaml": {*PRIVILEGED, "Host Namespaces", "Host Ports"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", chart.SCENARIOS)

@@ -84,9 +84,8 @@ def test_its_only_door_is_its_port_and_its_own_checks_work_without_a_shell(start
     (tester,) = pod["spec"]["containers"]
     script, url = tester["args"]
     assert (tester["command"], url) == (
-        ["python3", "-c"],
-        "http://warpwatch-peers.monitoring.svc:9400",
-    )
+        ["python3", "-c"], "http://warpwatch-peers.monitoring.svc:9400",
+    )  # fmt: skip
     own = "http://127.0.0.1:9400"
     said = container.execute("python3", "-c", script, own)
     assert 'warpwatch_source_up{source="simulated"} 1' in said

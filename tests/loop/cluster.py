@@ -48,10 +48,9 @@ class LoopCluster(ApiAnswers):
         self.config.write_text(yaml.safe_dump(tree))
         self.fleet: subprocess.Popen[bytes] | None = None
         self.http = httpx.Client(
-            base_url=f"http://127.0.0.1:{self.port}",
-            headers={"Authorization": f"Bearer {TOKEN}"},
+            base_url=f"http://127.0.0.1:{self.port}", headers={"Authorization": f"Bearer {TOKEN}"},
             timeout=60,
-        )
+        )  # fmt: skip
 
     def start(self, **environment: str) -> None:
         for node in self.nodes:

@@ -43,16 +43,12 @@ def flood() -> Iterator[bytes]:
         made_up = f"{NOISE.getrandbits(64):x}"
         job = {"owner": "uid/9", "job": escapes, "run": "first", "rank": 0}
         lines = [
-            line("rank", **job, world_size=1),
-            line("step", **job, step=count, duration_s=0.2),
+            line("rank", **job, world_size=1), line("step", **job, step=count, duration_s=0.2),
             line("step", **job | {"time": 1e300}, step=count, duration_s=1e300),
-            b'{"type": [[]]}\n',
-            b'{"type": "step", "time": ' + b"9" * 400 + b"}\n",
-            b"[" * 5000 + b"\n",
-            NOISE.randbytes(2000) + b"\n",
-            line("tomorrow", deep=[{}]),
+            b'{"type": [[]]}\n', b'{"type": "step", "time": ' + b"9" * 400 + b"}\n",
+            b"[" * 5000 + b"\n", NOISE.randbytes(2000) + b"\n", line("tomorrow", deep=[{}]),
             line("device", device=escapes, metrics={"power_watts": 1.0}, reason=escapes),
-        ]
+        ]  # fmt: skip
         for number in range(NEW_JOBS):
             about = {"owner": "uid/9", "job": f"{made_up}-{number}", "run": made_up, "rank": 0}
             lines.append(line("rank", **about, world_size=1))

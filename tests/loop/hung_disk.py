@@ -21,9 +21,8 @@ class HungDisk:
         self._hangs = folder / "hangs"
         self.environment = {
             "LD_PRELOAD": str(compiled(Path(__file__).with_suffix(".c"), folder)),
-            "HUNG_DISK": str(disk),
-            "HUNG_DISK_WHILE": str(self._hangs),
-        }
+            "HUNG_DISK": str(disk), "HUNG_DISK_WHILE": str(self._hangs),
+        }  # fmt: skip
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:

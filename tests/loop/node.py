@@ -184,12 +184,10 @@ class LoopNode(ApiAnswers):
     def environment(self) -> dict[str, str]:
         """The environment of a launcher, which numbers its ranks itself."""
         return {
-            "WARPWATCH_DIR": str(self.run_dir),
-            "WARPWATCH_INBOX": str(self.folder / "inbox"),
-            "WARPWATCH_ATTACH_INTERVAL_S": "0.2",
-            "GLOO_SOCKET_IFNAME": "lo",
+            "WARPWATCH_DIR": str(self.run_dir), "WARPWATCH_INBOX": str(self.folder / "inbox"),
+            "WARPWATCH_ATTACH_INTERVAL_S": "0.2", "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
-        }
+        }  # fmt: skip
 
     def start(
         self,

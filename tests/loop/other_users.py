@@ -88,10 +88,9 @@ def request(
     target = ["127.0.0.1", str(where)] if isinstance(where, int) else [str(where), "0"]
     done = subprocess.run(
         [sys.executable, "-c", _ASK, str(uid), *target],
-        input=f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + content,
-        capture_output=True,
+        input=f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + content, capture_output=True,
         timeout=DEADLINE_S,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     answer, _, text = done.stdout.decode().partition("\r\n\r\n")
     return int(answer.split()[1]), text
@@ -113,9 +112,6 @@ def held_connections(uid: int, port: int, count: int) -> Iterator[None]:
 def command(uid: int, run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`warpwatch …` as this user, told only where the daemon is."""
     return subprocess.run(
-        [sys.executable, "-c", _COMMAND, str(uid), *arguments],
-        env={"WARPWATCH_DIR": str(run_dir)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+        [sys.executable, "-c", _COMMAND, str(uid), *arguments], env={"WARPWATCH_DIR": str(run_dir)},
+        capture_output=True, text=True, timeout=DEADLINE_S,
+    )  # fmt: skip

@@ -119,10 +119,9 @@ class Honest:
 def node(open_path: Path) -> Iterator[LoopNode]:
     probes = free_port()
     config: dict[str, Any] = {
-        "http": {"probe_listen": f"127.0.0.1:{probes}"},
-        "detection": ON_A_BUSY_MACHINE,
+        "http": {"probe_listen": f"127.0.0.1:{probes}"}, "detection": ON_A_BUSY_MACHINE,
         "triggers": {"recipes": {"straggler": {"ranks": "all", "steps": 3}} | NOT_CAPTURED},
-    }
+    }  # fmt: skip
     with loop_node(open_path, **config) as node:
         node.start_daemon()
         probe = Probe(probes)
@@ -188,10 +187,8 @@ def test_an_honest_job_beside_all_attackers_loses_no_step_is_judged_and_captured
         poll(lambda: honest.steps() == counted, f"{honest.steps()}, not {counted}")
     assert set(counted) == set(range(RANKS))
     assert (capture["outcome"], capture["detail"], capture["diagnosis_outcome"]) == (
-        "complete",
-        "",
-        "ok",
-    )
+        "complete", "", "ok",
+    )  # fmt: skip
     assert [(one["rank"], one["state"], one["verified"]) for one in capture["ranks"]] == [
         (rank, "written", True) for rank in range(RANKS)
     ]

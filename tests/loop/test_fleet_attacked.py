@@ -51,21 +51,16 @@ class Attacked:
     def __init__(self, folder: Path, library: Path, api: StandIn) -> None:
         recipes: dict[str, Any] = {"straggler": {"kind": "stacks", "ranks": "all"}}
         self.site = Site(
-            folder,
-            library,
-            detection={"disabled": NOISE},
+            folder, library, detection={"disabled": NOISE},
             triggers={"recipes": recipes, "cooldown_s": 0},
-        )
+        )  # fmt: skip
         self.cluster = self.site.cluster
         self.api = api
         self._ports = [free_port() for _ in range(len(KINDS) + TENANTS)]
         webhook = free_port()
         self._attacked = [
-            str(self.cluster.port),
-            TOKEN,
-            str(self.cluster.nodes[0].port),
-            str(webhook),
-        ]
+            str(self.cluster.port), TOKEN, str(self.cluster.nodes[0].port), str(webhook),
+        ]  # fmt: skip
         self._configure(folder, webhook)
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -59,12 +59,9 @@ def test_a_straggler_over_three_nodes_is_captured_whole_and_diagnosed_as_one(clu
         assert f"nodes/{node}/rank{rank}.pt.trace.json.gz" in names
         assert f"nodes/{node}/manifest.json" in names
     told = subprocess.run(
-        [sys.executable, "-m", "warpwatch_daemon", "diagnose", remote, "--json"],
-        cwd=ROOT,
-        env=os.environ | s3.environment,
-        capture_output=True,
-        check=False,
-    )
+        [sys.executable, "-m", "warpwatch_daemon", "diagnose", remote, "--json"], cwd=ROOT,
+        env=os.environ | s3.environment, capture_output=True, check=False,
+    )  # fmt: skip
     again = json.loads(told.stdout)
     keys = ("verdict", "summary", "findings")
     assert [again[key] for key in keys] == [capture["diagnosis"][key] for key in keys]

@@ -142,11 +142,9 @@ def test_an_end_on_purpose_is_information_and_captures_nothing(ends: Ends) -> No
     workers[0].kill()
     ends.node.lets_pass(2 * TIMEOUT_S)
     assert ends.said(*signals, "in a thread", "prompt") == {
-        "prompt": [],
-        "trains": [("crash", "info", "rank 0 was gone without an exit record")],
-        "cleans up": [("crash", "info", "rank 0 raised KeyboardInterrupt")],
-        "in a thread": [],
-    }
+        "prompt": [], "trains": [("crash", "info", "rank 0 was gone without an exit record")],
+        "cleans up": [("crash", "info", "rank 0 raised KeyboardInterrupt")], "in a thread": [],
+    }  # fmt: skip
     assert sorted(ends.statuses("in a thread")) == ["exited", "running"]
     assert ends.node.get("captures") == []
 
@@ -169,10 +167,8 @@ def test_ranks_that_exit_long_after_each_other_are_no_crash(ends: Ends) -> None:
     ends.have_ended("exits", "leaves")
     failed = "rank 0 raised ValueError: a label is out of range"
     assert ends.said("exits", "leaves", "fails") == {
-        "exits": [],
-        "leaves": [],
-        "fails": [("crash", "warning", failed)],
-    }
+        "exits": [], "leaves": [], "fails": [("crash", "warning", failed)],
+    }  # fmt: skip
 
 
 def test_of_a_launchers_restart_only_the_rank_that_failed_is_a_crash(ends: Ends) -> None:

@@ -14,15 +14,9 @@ RANKS = 4
 ALL = tuple(range(RANKS))
 # The kinds of ``healthy.py``, and the ranks of each.
 HEALTHY_RANKS = {
-    "accumulation": 2,
-    "evaluation": 2,
-    "checkpoints": 2,
-    "sequences": 2,
-    "noisy_neighbour": 2,
-    "two_optimizers": 1,
-    "gan": 1,
-    "restarts": 1,
-}
+    "accumulation": 2, "evaluation": 2, "checkpoints": 2, "sequences": 2, "noisy_neighbour": 2,
+    "two_optimizers": 1, "gan": 1, "restarts": 1,
+}  # fmt: skip
 # Every other life of the run that is started again ends by a signal, so soon.
 TERMINATED_AFTER_S = 30.0
 # Longer than any `grace_s`: deaths are judged together by then.

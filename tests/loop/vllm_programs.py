@@ -102,9 +102,6 @@ def clients(url: str, count: int, prompt: int, tokens: int) -> None:
 if __name__ == "__main__":
     program, target, *rest = sys.argv[1:]
     programs: dict[str, Any] = {
-        "model": make_model,
-        "offline": offline,
-        "load": load,
-        "clients": clients,
-    }
+        "model": make_model, "offline": offline, "load": load, "clients": clients,
+    }  # fmt: skip
     programs[program](target, *map(int, rest))

@@ -40,11 +40,9 @@ def outside() -> dict[str, str]:
 
 def run(*arguments: str, environ: dict[str, str]) -> Any:
     done = subprocess.run(
-        [PYTHON, PROGRAMS, *arguments],
-        env=outside() | QUIET | environ,
-        text=True,
+        [PYTHON, PROGRAMS, *arguments], env=outside() | QUIET | environ, text=True,
         capture_output=True,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1]) if done.stdout else None
 

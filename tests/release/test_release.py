@@ -86,16 +86,13 @@ def test_a_release_built_twice_is_the_same_bytes(built: tuple[Path, Path]) -> No
     )
     assert sums == {name: digest for name, digest in one.items() if name != "SHA256SUMS"}
     assert sorted(sums) == [
-        "release-notes.md",
-        f"warpwatch-{__version__}-py3-none-any.whl",
-        f"warpwatch-{__version__}.cdx.json",
-        f"warpwatch-{__version__}.tar.gz",
-        f"warpwatch-chart-{__version__}.oci.tar",
-        f"warpwatch-chart-{__version__}.tgz",
+        "release-notes.md", f"warpwatch-{__version__}-py3-none-any.whl",
+        f"warpwatch-{__version__}.cdx.json", f"warpwatch-{__version__}.tar.gz",
+        f"warpwatch-chart-{__version__}.oci.tar", f"warpwatch-chart-{__version__}.tgz",
         f"warpwatch-image-{__version__}.oci.tar",
         f"warpwatch_client-{__version__}-py3-none-any.whl",
         f"warpwatch_client-{__version__}.tar.gz",
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.deploy

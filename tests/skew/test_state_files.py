@@ -44,9 +44,8 @@ def test_the_history_of_anomalies_is_read(tmp_path):
         connection.executescript((KEPT / "anomalies-0.2.0.sql").read_text())
     history = HistoryStore(tmp_path, 1e9, pytest.fail)
     assert [(one.id, one.kind, one.rank) for one in history.newest(10)] == [
-        ("a1", "hang", 1),
-        ("a2", "hang", 1),
-    ]
+        ("a1", "hang", 1), ("a2", "hang", 1),
+    ]  # fmt: skip
     found, context = history.find("a1") or (None, None)
     assert found is not None and found.end_time == found.time + 60
     assert context is not None and context.series[0].values == {"step_duration_s": (2.0, None)}

@@ -38,16 +38,13 @@ RECORDS: list[Record] = [
     Step(2.0, "llama", 3, 17, 0.5, 0.4, {"comm": 0.1}, 2**34, 32, 65536),
     Step(2.0, "llama", 3, 17, 0.5),
     RankSeen(1.0, "chat", 1, 2, kind="serve", role="scheduler", replica="7f2c"),
-    Step(2.0, "chat", 1, 9, 0.02, work_class="mixed", prefill_tokens=512, kv_tokens=9000),
-    SECOND,
+    Step(2.0, "chat", 1, 9, 0.02, work_class="mixed", prefill_tokens=512, kv_tokens=9000), SECOND,
     DeviceReading(3.0, "GPU-a", {("device_clock_hertz", ("sm",)): 1e9}),
     DeviceReading(3.0, "GPU-a", {}, up=False, reason="lost", driver_load="b/7", slot="0:1a:0"),
     RankEvent(4.0, "llama", 3, "exception", {"exception": "ValueError", "line": 3}),
     RankEvent(4.5, "llama", 3, "exception", {"type": "ValueError", "detail": "of range"}),
-    Clock(5.0),
-    End(6.0, "llama", 3),
-    End(6.0, "llama"),
-]
+    Clock(5.0), End(6.0, "llama", 3), End(6.0, "llama"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
@@ -117,10 +114,8 @@ def test_a_step_without_duration_lasts_since_the_one_before() -> None:
     times = [10.0, 10.5, 11.25]
     records = [decoder.decode({"type": "step", "time": at, "job": "a", "rank": 1}) for at in times]
     assert records == [
-        RankSeen(10.0, "a", 1),
-        Step(10.5, "a", 1, 0, 0.5),
-        Step(11.25, "a", 1, 1, 0.75),
-    ]
+        RankSeen(10.0, "a", 1), Step(10.5, "a", 1, 0, 0.5), Step(11.25, "a", 1, 1, 0.75),
+    ]  # fmt: skip
 
 
 STRANGE = st.none() | st.booleans() | st.integers(-1, 2**63 - 1) | st.floats() | st.text()

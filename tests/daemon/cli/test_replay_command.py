@@ -89,9 +89,8 @@ def test_an_explanation_is_a_line_for_each_suppressed_finding_and_reading():
     )
     assert said[:3] == [
         "step_regression of llama rank 3: suppressed since 1700000000.000 by straggler: slower",
-        "hang of llama: learning: 3 of 5 steps seen",
-        "overheating of GPU-1: fine: 70 of 90 °C",
-    ]
+        "hang of llama: learning: 3 of 5 steps seen", "overheating of GPU-1: fine: 70 of 90 °C",
+    ]  # fmt: skip
     suppressed, reading, *_ = map(json.loads, documents)
     assert (suppressed["kind"], suppressed["cause"]) == ("step_regression", "straggler")
     # There is no bound yet.
@@ -173,9 +172,8 @@ def test_a_half_written_last_line_is_not_counted_but_one_in_the_middle_is():
 
 def test_lines_read_many_at_a_time_are_what_they_are_one_by_one():
     good, event = (
-        b"".join(lines(Job(ranks=2).steps(3))),
-        b'{"type":"event","time":1,"event":"gc"}\n',
-    )
+        b"".join(lines(Job(ranks=2).steps(3))), b'{"type":"event","time":1,"event":"gc"}\n',
+    )  # fmt: skip
     strange = b'{"event":\n', good[:40] + b"\n", b"\n", good.replace(b"\n", b"", 1), b"[1]\n"
     end = b'{"type":"clock","time":'
     log = b"".join([good, event, good, event, event, *strange, good, event, *strange, end])

@@ -63,13 +63,7 @@ def reading(index: int = 0, name: str = "", bus_id: str = "", **more: Any) -> Gp
 
 def surveyed(*gpus: GpuReading, **more: Any) -> Survey:
     return Survey(
-        patience_s=1.0,
-        code=0,
-        library="/lib/libnvidia-ml.so.580.65.06",
-        driver_version="580.65.06",
-        nvml_version="13.580.65.06",
-        cuda_version=13000,
-        count=len(gpus),
-        gpus=gpus,
-        **more,
-    )
+        patience_s=1.0, code=0, library="/lib/libnvidia-ml.so.580.65.06",
+        driver_version="580.65.06", nvml_version="13.580.65.06", cuda_version=13000,
+        count=len(gpus), gpus=gpus, **more,
+    )  # fmt: skip

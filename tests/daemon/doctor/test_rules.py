@@ -19,9 +19,8 @@ def test_equal_findings_become_one_that_names_gpus_in_runs_and_faults_come_first
     well, bad = Check("x", True, "on"), Check("x", False, "off", "set -i {gpus}")
     findings = [(5, well), (1, bad), (0, well), (2, well), (6, well), (3, bad), (7, well)]
     assert list(merged(findings)) == [
-        Check("x", False, "GPU 1,3: off", "set -i 1,3"),
-        Check("x", True, "GPU 0,2,5-7: on", ""),
-    ]
+        Check("x", False, "GPU 1,3: off", "set -i 1,3"), Check("x", True, "GPU 0,2,5-7: on", ""),
+    ]  # fmt: skip
 
 
 CASES = cases(__file__)

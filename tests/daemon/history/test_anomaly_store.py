@@ -47,9 +47,8 @@ def test_the_next_daemon_finds_the_last_word_and_the_first_context(tmp_path):
     second, _ = store(tmp_path)
     # An anomaly without an end gets its last write time.
     assert [(one.id, one.end_time) for one in second.newest(10)] == [
-        ("a1", NOW + 60),
-        ("cut off", NOW + 30),
-    ]
+        ("a1", NOW + 60), ("cut off", NOW + 30),
+    ]  # fmt: skip
     assert second.find("a1") == (OVER, CONTEXT)
     assert second.find("a2") is None
     assert failures == []
@@ -218,13 +217,9 @@ class Node:
         self.detection = Detection(config.detection, config.anomalies)
         self.is_woken = threading.Event()
         self.archive = Archive(
-            folder,
-            self.detection,
-            self.failures.append,
-            self.is_woken.set,
-            monotonic=self.clock.monotonic,
-            wall=self.clock.wall,
-        )
+            folder, self.detection, self.failures.append, self.is_woken.set,
+            monotonic=self.clock.monotonic, wall=self.clock.wall,
+        )  # fmt: skip
 
     def feed(self, *records: Step | RankEvent | Clock) -> list[Anomaly]:
         changes = []

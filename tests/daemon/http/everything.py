@@ -88,8 +88,6 @@ def fill(agent: MemoryAgent) -> None:
     suppressed = Suppressed("step_regression", found, "straggler", "a7", since=NOW)
     agent.seen = ({"data_stall": [fine], "straggler": [blind], "hang": []}, (suppressed,))
     about: dict[str, Any] = {
-        "phases_s": {"forward": 0.1},
-        "anomalies": {"straggler": 1},
-        "step_counts": {400: 7},
-    }
+        "phases_s": {"forward": 0.1}, "anomalies": {"straggler": 1}, "step_counts": {400: 7},
+    }  # fmt: skip
     agent.runs = [RunSummary("uid/1000", "llama-7b", "r1", NOW, NOW - 60, ranks=(0, 1), **about)]

@@ -96,10 +96,9 @@ GIVEN = {
     "proxy": {"Host": "x/healthz?", "X-Forwarded-For": "127.0.0.1", "X-Real-IP": "::1"},
     "token": bearer("correct horse"),
     "token through a proxy": bearer("correct horse") | {"Host": "gpu.example", "Via": "1.1 x"},
-    "wrong token": bearer("correct horse battery"),
-    "password": basic("ali:open sesame"),
+    "wrong token": bearer("correct horse battery"), "password": basic("ali:open sesame"),
     "wrong password": basic("ali:open"),
-}
+}  # fmt: skip
 
 
 def reason(answer: httpx.Response) -> str:
@@ -262,12 +261,11 @@ def test_who_may_do_what_is_the_golden_table(serve, token_file, tmp_path, report
     web_config = tmp_path / "web.yml"
     web_config.write_text(f"basic_auth_users: {{ali: '{hashed}'}}\n")
     configurations = {
-        "plain": {},
-        "token": {"token_file": token_file},
+        "plain": {}, "token": {"token_file": token_file},
         "token for metrics": {"token_file": token_file, "metrics_token": True},
         "password": {"web_config": web_config},
         "password, token": {"web_config": web_config, "token_file": token_file},
-    }
+    }  # fmt: skip
     lines = []
     for configured, section in configurations.items():
         server = serve(**section)
@@ -351,15 +349,14 @@ def test_a_user_sees_what_is_of_devices_and_of_their_own_jobs():
     capture = replace(capture, request=replace(capture.request, owner="uid/1000"))
     ours = replace(STRAGGLER, owner="uid/1000")
     state = replace(
-        now,
-        ranks=(now.ranks[0], replace(now.ranks[0], **theirs)),
+        now, ranks=(now.ranks[0], replace(now.ranks[0], **theirs)),
         jobs=(now.jobs[0], replace(now.jobs[0], **theirs)),
         captures=(capture, replace(capture, request=replace(capture.request, **theirs))),
         sensitivities=(sight, replace(sight, **theirs)),
         anomalies=(ours, replace(ours, id="xid", kind="xid"), replace(ours, id="b", **theirs)),
         contexts={"a7": around_straggler(), "b": around_straggler()},
         decisions=(Decision(1.0, "a7", "captured", ""), Decision(1.0, "b", "captured", "")),
-    )
+    )  # fmt: skip
     seen = visible(state, "uid/1000")
     for part in ("ranks", "jobs", "captures", "sensitivities", "decisions"):
         assert getattr(seen, part) == getattr(state, part)[:1], part

@@ -50,9 +50,8 @@ def test_requests_of_a_fleet_of_version_0_2_0_are_read(client, agent):
         answer = client.request(one["method"], one["path"], json=one.get("body"))
         assert answer.status_code == one["status"], (one["path"], answer.text)
     assert [(asked.trigger, asked.alerts) for asked in agent.asked] == [
-        ("anomaly", ()),
-        ("alert", ('{alertname="Stuck"}',)),
-    ]
+        ("anomaly", ()), ("alert", ('{alertname="Stuck"}',)),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

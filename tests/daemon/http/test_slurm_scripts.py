@@ -24,14 +24,9 @@ from warpwatch_telemetry.captures import Capture
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "slurm"
 LOST = replace(
-    STRAGGLER,
-    id="a9",
-    kind="device_lost",
-    severity="critical",
-    job=None,
-    rank=None,
+    STRAGGLER, id="a9", kind="device_lost", severity="critical", job=None, rank=None,
     summary="GPU 3 'fell off' the bus; $(reboot)=1",
-)
+)  # fmt: skip
 CASES = cases(__file__)
 HEALTHY, REFUSING = CASES["healthy"], CASES["refusing"]
 DRAINING = HEALTHY.replace("mixed|Unknown|none", "draining|2026-11-23T10:00:00|warpwatch: …")

@@ -32,12 +32,9 @@ def node(tmp_path, limits, known_pods):
 def begin(node, stack):
     def begin(program: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "WARPWATCH_DIR": str(node.folder.path)},
-        )
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env={**os.environ, "WARPWATCH_DIR": str(node.folder.path)},
+        )  # fmt: skip
         stack.enter_context(process)
         stack.callback(process.kill)
         assert process.stdout.readline() == "running\n"

@@ -63,12 +63,9 @@ class Holder:
 def _holders() -> subprocess.Popen[str]:
     """The process of which all holders are forks."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _HOLD],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+        [sys.executable, "-I", "-S", "-c", _HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
 
 
 class RingFile:
@@ -80,11 +77,8 @@ class RingFile:
         self._wall_ns = time.time_ns if wall is None else lambda: int(wall() * 1e9)
         self.holder: Holder | None = None
         said: dict[str, Any] = {
-            "job": "train",
-            "rank": 0,
-            "world_size": 2,
-            "phases": ["data_wait", "comm"],
-        }
+            "job": "train", "rank": 0, "world_size": 2, "phases": ["data_wait", "comm"],
+        }  # fmt: skip
         said |= metadata
         self.path = folder / f"{said['job']}-r{said['rank']}-{secrets.token_hex(8)}.ring"
         self.rank: int = said["rank"]

@@ -162,9 +162,8 @@ def test_a_restart_repeats_no_record_of_a_pod_and_mixes_up_no_two(node):
     first.step()
     assert sum(isinstance(record, Step) for record in node.restart()) == 9
     assert [(s.job, s.steps_total, sum(s.durations.counts)) for s in node.states()] == [
-        ("one", 6, 6),
-        ("two", 3, 3),
-    ]
+        ("one", 6, 6), ("two", 3, 3),
+    ]  # fmt: skip
     assert finds_daemon(node.pod(A))
 
 

@@ -322,11 +322,8 @@ def test_a_limit_that_is_reached_and_cores_that_are_stolen_are_shares_of_the_tim
     write(tmp_path / "7/task/7/schedstat", "2000000000 80000000 9\n")
     limited(tmp_path, 120, 25, 405_000)
     assert processor.poll(102.0, {0: (300, 9), 1: (300, 60)}) == {
-        "core_wait_share": 0.04,
-        "throttled_share": 0.75,
-        "core_limit": 1.5,
-        "steal_share": 0.25,
-    }
+        "core_wait_share": 0.04, "throttled_share": 0.75, "core_limit": 1.5, "steal_share": 0.25,
+    }  # fmt: skip
     assert not processor.waits_long
     counts = RankCounts()
     counts.grow(taken := processor.take_counts())
@@ -382,13 +379,9 @@ def test_a_reading_is_of_the_process_and_all_that_it_started(tmp_path):
     group(tmp_path / "cgroup/pods/a", kills=0, limit="400000", current=300_000, cache=50_000)
     family = {7: a_process(7), 8: a_process(8, parent=7, state="D", cpu_s=2.0)}
     assert reading(family[7], family, tmp_path / "proc", tmp_path / "cgroup") == {
-        "cpu_s": 4.0,
-        "io_bytes": 84,
-        "disk_wait": True,
-        "anonymous_bytes": 700 * 1024,
-        "available_bytes": 150_000,
-        "limit_bytes": 400_000,
-    }
+        "cpu_s": 4.0, "io_bytes": 84, "disk_wait": True, "anonymous_bytes": 700 * 1024,
+        "available_bytes": 150_000, "limit_bytes": 400_000,
+    }  # fmt: skip
 
 
 def test_a_risen_count_of_the_innermost_group_that_is_left_tells_an_oom_kill(tmp_path):

@@ -102,10 +102,9 @@ def test_only_workers_have_steps_and_a_front_end_knows_no_requests(node):
     assert of(Step, records) == []
     seen = {one.rank: (one.kind, one.role, one.replica) for one in of(RankSeen, records)}
     assert seen == {
-        0: ("serve", "rank", "a5fa77"),
-        2: ("serve", "scheduler", "a5fa77"),
+        0: ("serve", "rank", "a5fa77"), 2: ("serve", "scheduler", "a5fa77"),
         3: ("serve", "frontend", "a5fa77"),
-    }
+    }  # fmt: skip
     known = {state.rank: state.serve for state in node.states()}
     assert (known[2].running, known[2].kv_usage, known[2].role) == (4, 0.5, "scheduler")
     assert (known[3].running, known[3].counts) == (None, {})
@@ -128,11 +127,9 @@ def test_live_replicas_of_a_server_keep_one_name(node):
     node.ring(A, **SAID | {"run": "r-1-dp1"})
     node.poll()
     assert {(s.job, s.run, s.serve.replica) for s in node.states()} == {
-        ("chat", "r-1-dp1", "chat-abc-dp1"),
-        ("chat", "r-1", "a5fa77"),
-        ("chat", "r-2", "211fc1"),
+        ("chat", "r-1-dp1", "chat-abc-dp1"), ("chat", "r-1", "a5fa77"), ("chat", "r-2", "211fc1"),
         ("chat", "r-1", "chat-abc"),
-    }
+    }  # fmt: skip
     # One that ended stays when another begins.
     second.end()
     node.poll()

@@ -373,10 +373,9 @@ def test_a_source_that_forgets_a_device_leaves_it_to_the_others():
 def test_devices_come_by_index_and_instance():
     devices = [
         Device("MIG-b", 0, "A100", gpu_instance="10", profile="1g.10gb"),
-        Device("GPU-2", 1, "A100"),
-        Device("MIG-a", 0, "A100", gpu_instance="9", profile="1g.10gb"),
+        Device("GPU-2", 1, "A100"), Device("MIG-a", 0, "A100", gpu_instance="9", profile="1g.10gb"),
         GPU,
-    ]
+    ]  # fmt: skip
     known = table(*(DeviceSample(device, 1.0) for device in devices))
     uuids = [sample.device.uuid for sample in known.merged(100.0)]
     assert uuids == ["GPU-1", "MIG-a", "MIG-b", "GPU-2"]

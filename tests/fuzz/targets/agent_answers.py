@@ -44,10 +44,9 @@ class Answers:
         if how & PACKED:
             content = gzip.compress(content, 1)
         self._agents.answer = httpx.Response(
-            503 if how & ERROR else 200,
-            headers=headers if how & (GZIP | TWICE) else {},
+            503 if how & ERROR else 200, headers=headers if how & (GZIP | TWICE) else {},
             content=parts(content),
-        )
+        )  # fmt: skip
         try:
             self._loop.run_until_complete(self._ask() if how & ASK else self._follow())
         except AgentError as error:

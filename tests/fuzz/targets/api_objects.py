@@ -79,11 +79,9 @@ def target(folder: Path) -> Target:
     well = {"type": "GpuHealthy", "status": "True", "lastTransitionTime": "2026-09-21T15:00:00Z"}
     node = {"metadata": about | {"name": "gpu-1"}, "spec": {}, "status": {"conditions": [well]}}
     answers = [
-        (NODES, node),
-        (NODES, {"items": [node]}),
-        (NODES, {"message": "no\nsuch node"}),
+        (NODES, node), (NODES, {"items": [node]}), (NODES, {"message": "no\nsuch node"}),
         (CAPTURES, {"metadata": {"continue": ""}, "items": [one, asked]}),
-    ]
+    ]  # fmt: skip
     seeds = [
         bytes([who + 2 * n]) + json.dumps(said).encode() for who, said in answers for n in (0, 4)
     ]

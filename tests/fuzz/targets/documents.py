@@ -14,11 +14,10 @@ from warpwatch_telemetry.state import State
 # The first byte of an input: which of the two files the rest is.
 RECORD, DIAGNOSIS = b"\0", b"\1"
 TOLD = {
-    "verdict": "data_loading",
-    "summary": "rank 1 waits",
+    "verdict": "data_loading", "summary": "rank 1 waits",
     "findings": [{"kind": "data_loading", "share": 0.73, "advice": "Set num_workers"}],
     "traces": [{"window_s": 1.0, "steps": 5, "roofline": {"mfu_ratio": 0.3}}],
-}
+}  # fmt: skip
 
 
 def target(folder: Path) -> Target:

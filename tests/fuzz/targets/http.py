@@ -32,11 +32,9 @@ TOKENS = (
     b"Content-Length: 2\r\n", b"\xb2", b"/..", b"null", b"1e999", b'"ranks":[', b"\\ud800", b"HEAD",
 )  # fmt: skip
 PEERS = (
-    Peer("loopback"),
-    Peer("uid 1234", 1234, on_socket=True),
-    Peer("uid 0", 0, privileged=True, on_socket=True),
-    Peer("unknown user", on_socket=True),
-)
+    Peer("loopback"), Peer("uid 1234", 1234, on_socket=True),
+    Peer("uid 0", 0, privileged=True, on_socket=True), Peer("unknown user", on_socket=True),
+)  # fmt: skip
 NO_SOCKET: Any = SimpleNamespace(get_extra_info=lambda name: None)
 
 

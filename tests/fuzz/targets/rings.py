@@ -120,10 +120,9 @@ def whole_ring(folder: Path, **said: Any) -> bytes:
 
 def target(folder: Path) -> Target:
     rings = [
-        whole_ring(folder),
-        whole_ring(folder, device="GPU-1", rank=1, step_clock="lightning"),
+        whole_ring(folder), whole_ring(folder, device="GPU-1", rank=1, step_clock="lightning"),
         whole_ring(folder, kind="serve"),
-    ]
+    ]  # fmt: skip
     later = protocol.WORDS.pack(6, 6, 6, 9, 1, 6)
     seeds = [bytes([right]) + later + ring for right in (0, 15) for ring in rings]
     tokens = (b'"job"', b'"rank"', b'"phases"', b'"event"', b"null", b"1e999", b"[[", b"\\ud800")

@@ -22,9 +22,8 @@ def target(folder: Path) -> Target:
 
     seeds = [
         b'[{"targets": ["gpu-1:9400", "[::1]:9400"], "labels": {"owner": "ns/team"}}]',
-        b"- targets: [gpu-1:9400]\n  labels: {scheduler: slurm}\n- targets: []\n",
-        b"[]",
-    ]
+        b"- targets: [gpu-1:9400]\n  labels: {scheduler: slurm}\n- targets: []\n", b"[]",
+    ]  # fmt: skip
     tokens = (
         b'"targets":', b'"labels":', b"null", b"&a", b"*a", b"<<:", b"!!python/object:os.system",
         b"\t", b"\\ud800", b"\xff", b"[[[[", b"{{{{", b"9" * 60, b"---\n", b"user@host:1", b"?x=:1",

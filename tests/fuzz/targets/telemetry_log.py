@@ -14,9 +14,8 @@ RECORDS = (
     Step(2.0, "llama", 3, 17, 0.5, 0.4, {"comm": 0.1}, 2**34, 32, 65536),
     DeviceReading(3.0, "GPU-a", {("device_clock_hertz", ("sm",)): 1e9}),
     RankEvent(4.0, "llama", 3, "exception", {"exception": "ValueError", "type": "x", "line": 3}),
-    Clock(5.0),
-    End(6.0, "llama"),
-)
+    Clock(5.0), End(6.0, "llama"),
+)  # fmt: skip
 
 
 def run(data: bytes) -> None:

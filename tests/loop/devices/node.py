@@ -15,10 +15,8 @@ INTERVAL_S = 0.1
 # All that is read of devices, and nothing else.
 SOURCES: dict[str, Any] = {
     "nvml": {"interval_s": INTERVAL_S, "stuck_after_s": 2.0, "mismatch_grace_s": 1.0},
-    "host": {"enabled": False},
-    "processes": {"enabled": False},
-    "kernel_log": {"enabled": False},
-}
+    "host": {"enabled": False}, "processes": {"enabled": False}, "kernel_log": {"enabled": False},
+}  # fmt: skip
 
 
 @contextmanager
