@@ -17,7 +17,6 @@ from warpwatch_daemon.state.hub import Hub
 from warpwatch_fleet.agent_link import HttpLink
 from warpwatch_fleet.captures import remote_agents
 from warpwatch_fleet.captures.requests import FleetCaptures
-from warpwatch_fleet.targets import Target
 from warpwatch_serving.page.captures import describe
 from warpwatch_telemetry.captures import Capture, remote_place
 
@@ -69,19 +68,6 @@ def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(t
     assert b"".join(chunks) == theirs.read_bytes()
     for name, owner in (("report.html", None), ("diagnosis.json", None), (traces[3], "ns/other")):
         assert captures.download(capture.id, name, owner) is None
-
-    # A tenant's agent that claims the capture, even as its own, is not asked for its files.
-    tenant = Target("10.0.0.7:9400", {"owner": "ns/tenant"})
-    fleet.cluster.set_targets(
-        {one.address: Target(one.address) for one in fleet.agents} | {tenant.address: tenant}
-    )
-    own = replace(capture.request, owner="ns/tenant")
-    fleet.cluster.nodes[tenant.address].keep_capture(replace(capture, request=own))
-    # Nor is a node for those of another node.
-    fleet.cluster.nodes[fleet.agents[0].address].keep_capture(replace(capture, files=tuple(traces)))
-    chunks = captures.download(capture.id, traces[3], None)
-    assert chunks is not None
-    assert b"".join(chunks) == theirs.read_bytes()
 
     # Another fleet on the same folder has it still.
     again = PlayedFleet(tmp_path, stack, fleet.agents).run(lambda captures: None).shown()

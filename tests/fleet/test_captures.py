@@ -1,8 +1,11 @@
 """Captures over nodes: real capture services over HTTP, ranks that the test plays."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,21 +14,34 @@ import pytest
 from tests.cases import cases
 from tests.daemon.captures.capture_node import MANUAL, TRAIN
 from tests.fleet.capturing import PlayedFleet
-from tests.fleet.nodes import TestCluster, TestNode
+from tests.fleet.nodes import TestCluster, TestNode, seen
 from tests.golden_lines import line
+from tests.manual_clock import ManualClock
 from warpwatch import protocol
 from warpwatch_capturing import store
+from warpwatch_capturing.config import StoreConfig, TriggersConfig
+from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.regular import RegularCaptures
+from warpwatch_capturing.store import Store
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError, AgentLink
 from warpwatch_fleet.captures import remote_agents
 from warpwatch_fleet.captures.remote_agents import RemoteAgent, RemoteAgents, choose, spread
-from warpwatch_fleet.captures.requests import FleetCaptures, Schedule
+from warpwatch_fleet.captures.requests import FleetBoard, FleetCaptures, FleetMetrics, Schedule
 from warpwatch_fleet.config import ScheduleConfig
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, AnomalySeen, Capture, RankCapture
+from warpwatch_telemetry.captures import (
+    CAPTURED,
+    NO_RECIPE,
+    AnomalySeen,
+    Capture,
+    CaptureRequest,
+    RankCapture,
+)
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.records import RankSeen
 
 ANOMALY = Anomaly(
     1000.0, "warning", "rank 0 computes longer", rank=0, id="f1-1", kind="straggler",
@@ -64,24 +80,29 @@ def test_all_ranks_of_all_nodes_begin_with_one_step_under_one_id(fleet):
 
 
 class PlayedLink(AgentLink):
-    """An agent with this reply to everything."""
+    """All agents, with one reply to everything."""
 
     holder = "fleet-0"
     reply: Any = None
+    of = ""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
+    def link(self, target: Target) -> PlayedLink:
+        self.of = f"{target.address}: "
+        return self
+
     async def request(self, path: str, body: Mapping[str, Any]) -> Any:
-        self.asked.append(f"{path} {dict(body)}")
+        self.asked.append(f"{self.of}{path} {dict(body)}")
         if isinstance(self.reply, Exception):
             raise self.reply
         return self.reply
 
     def download(self, path: str) -> Iterator[bytes]:
-        self.asked.append(path)
-        if isinstance(self.reply, Exception) and "000009" in path:
-            raise AgentError("404")
+        self.asked.append(f"{self.of}{path}")
+        if isinstance(self.reply, Exception) and (self.of or "000009" in path):
+            raise self.reply
         yield b"content"
 
 
@@ -145,6 +166,79 @@ def test_what_is_asked_of_an_agent_and_what_becomes_of_its_part_is_golden(
     golden_case(text.replace("r" * 500, "R500"), name)
 
 
+def kept_capture(about: dict[str, Any]) -> Capture:
+    names = {one: about.pop(one, getattr(TRAIN, one)) for one in ("owner", "run")}
+    request = replace(MANUAL, job=about.pop("job", "train"), **names)
+    ranks = tuple(msgspec.convert(one, RankCapture) for one in about.pop("ranks"))
+    return Capture(request=request, ranks=ranks, files=tuple(about.pop("files", ())), **about)
+
+
+class Kept:
+    """A fleet with captures of its own and of three agents, one of them a tenant's."""
+
+    def __init__(self, folder: Path, kept: dict[str, Any]) -> None:
+        self.link: Any = PlayedLink()
+        board, clock = FleetBoard(FleetMetrics()), ManualClock(wall=1000.0)
+        register = CaptureRegister(Store(StoreConfig(url=folder.as_uri())), board)
+        for one in kept.pop("own"):
+            register.keep(kept_capture(one))
+        self.cluster = TestCluster().cluster
+        labels = {one: {"owner": "ns/tenant"} if one[0] == "1" else {} for one in kept}
+        self.cluster.set_targets({one: Target(one, about) for one, about in labels.items()})
+        for address, node in self.cluster.nodes.items():
+            node.up, node.reason, node.name = True, "ConnectError", address
+            for one in kept[address]:
+                node.keep_capture(kept_capture(one))
+        for rank in range(4):
+            ours = RankSeen(1000.0, rank=rank, world_size=4, **TRAIN.fields())
+            self.cluster._join(f"gpu-{1 + rank // 2}", ours)
+        self.cluster._join("gpu-2", seen(0, 1, "single"))
+        self.captures = FleetCaptures(
+            self.cluster, self.link, TriggersConfig(), register, board, lambda: None,
+            clock.monotonic, clock.wall,
+        )  # fmt: skip
+        self.passes = clock.advance
+
+    def start(self, about: dict[str, Any]) -> Any:
+        request = msgspec.convert(asdict(MANUAL) | about, CaptureRequest)
+        return asyncio.run(self.captures.start(request))
+
+    def download(self, *about: Any) -> Any:
+        found = self.captures.download(*about)
+        return found and b"".join(found)
+
+    def replies(self, reply: Any) -> None:
+        self.link.reply = REPLIES.get(str(reply), reply)
+
+    def away(self) -> None:
+        self.cluster.nodes["gpu-2"].up = False
+
+    def removed(self) -> None:
+        self.cluster.set_targets({})
+
+    def is_busy(self, owner: str, job: str) -> bool:
+        return self.captures.is_busy(JobId(owner, job, TRAIN.run))
+
+    def uploads(self) -> None:
+        for one in list(self.cluster.nodes["gpu-2"].captures.values()):
+            self.cluster.nodes["gpu-2"].keep_capture(replace(one, remote="s3://2"))
+
+
+def test_the_captures_of_a_fleet_and_of_its_nodes_are_golden(tmp_path, golden_case):
+    table = cases(__file__)
+    kept = Kept(tmp_path, table["kept"])
+    lines = [line("shown", one) for one in kept.captures.shown()]
+    for what, *arguments in table["asked"]:
+        try:
+            call: Any = getattr(kept, what, None) or getattr(kept.captures, what)
+            found = call(*arguments)
+        except Refused as refused:
+            found = f"{refused.reason}: {refused}"
+        lines += [*(f"{one}\n" for one in kept.link.asked), f"{what} {arguments}: {found}\n"]
+        kept.link.asked.clear()
+    golden_case("".join(lines))
+
+
 def test_a_rank_that_is_late_ends_the_try_on_all_nodes_and_a_later_step_is_named(fleet):
     def answers(rank: int, name: str) -> str:
         return "late" if rank == 3 and name.count("-") == 2 else "armed"
@@ -192,23 +286,6 @@ def test_a_node_that_is_away_is_left_out_and_one_that_dies_is_named(fleet, monke
     assert fleet.clock.monotonic() - silent[0] == pytest.approx(3.0, abs=0.25)
 
 
-def test_a_fleet_that_was_restarted_shows_what_nodes_say_of_one_capture_as_one(
-    fleet, tmp_path, stack
-):
-    before = only(fleet.run(by_hand))
-    (tmp_path / "more").mkdir()
-    another = PlayedFleet(tmp_path / "more", stack, fleet.agents)
-    # A third node has given a capture of another job the same id.
-    another.cluster.add_node(third := Target("gpu-3:9400", node="gpu-3"))
-    own = replace(before.request, job="other")
-    third_node = another.cluster.nodes[third.address]
-    third_node.keep_capture(replace(before, request=own, time=0.0, ranks=()))
-    theirs, after = another.run(lambda captures: None).shown()
-    assert (theirs.request.job, theirs.ranks) == ("other", ())
-    assert (after.id, after.outcome, after.start_step) == (before.id, "complete", before.start_step)
-    assert states(after) == states(before) == WRITTEN
-
-
 def test_a_fleet_counts_only_its_captures_that_a_restart_interrupted(fleet, tmp_path, stack):
     done = only(fleet.run(by_hand))
     running = replace(done, id=f"{done.id}-2", outcome=None, end_time=None)
@@ -252,16 +329,6 @@ def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agen
     for_anomaly(fleet, gone)
     decision = fleet.board.decisions[-1]
     assert (decision.outcome, decision.anomaly_id) == (NO_RECIPE, "3")
-
-
-def test_the_record_of_a_capture_waits_ten_minutes_for_the_nodes_uploads(fleet):
-    captures = fleet.run(by_hand)
-    ident = only(captures).id
-    fleet.clock.advance(600)
-    assert not captures.is_settled(ident)
-    fleet.clock.advance(1)
-    assert captures.is_settled(ident)
-    assert captures.is_settled("20261122T201500-000000")
 
 
 # --- schedules ---
