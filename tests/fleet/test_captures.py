@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -177,7 +177,7 @@ class Kept:
     """A fleet with captures of its own and of three agents, one of them a tenant's."""
 
     def __init__(self, folder: Path, kept: dict[str, Any]) -> None:
-        self.link: Any = PlayedLink()
+        self.link = PlayedLink()
         board, clock = FleetBoard(FleetMetrics()), ManualClock(wall=1000.0)
         register = CaptureRegister(Store(StoreConfig(url=folder.as_uri())), board)
         for one in kept.pop("own"):
@@ -194,7 +194,7 @@ class Kept:
             self.cluster._join(f"gpu-{1 + rank // 2}", ours)
         self.cluster._join("gpu-2", seen(0, 1, "single"))
         self.captures = FleetCaptures(
-            self.cluster, self.link, TriggersConfig(), register, board, lambda: None,
+            self.cluster, cast(Any, self.link), TriggersConfig(), register, board, lambda: None,
             clock.monotonic, clock.wall,
         )  # fmt: skip
         self.passes = clock.advance
