@@ -19,9 +19,6 @@ from tests.loop.node import ROOT, poll
 from tests.waiting import DEADLINE_S, eventually
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.demo.processes import free_port
-from warpwatch_fleet.config import FleetFile
-from warpwatch_fleet.fleet import Fleet
-from warpwatch_telemetry.errors import UsageError
 
 __all__ = ["helm4", "objects", "parts", "played", "stand_in"]
 TOKEN = {"Authorization": "Bearer secret"}
@@ -117,11 +114,3 @@ def test_a_signal_to_reload_does_not_end_a_process_that_starts(command, tmp_path
     before = signal.getsignal(signal.SIGHUP)
     assert main([command, "--config", str(tmp_path)]) == 2
     assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
-
-
-@pytest.mark.parametrize("key", ["listen", "token_file", "web_config"])
-def test_a_mistake_is_named_by_the_key_of_the_fleet(tmp_path, key):
-    # As a host, it has a label of more than 63 characters.
-    own = {"listen": "127.0.0.1:0", "state_dir": tmp_path, key: f"{tmp_path}{64 * 'x'}:1"}
-    with pytest.raises(UsageError, match=rf"^fleet\.{key}:? "):
-        Fleet(FleetFile.model_validate({"fleet": own}))

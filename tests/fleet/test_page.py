@@ -112,15 +112,6 @@ def test_ranks_that_are_alike_or_gone_are_said_in_words():
     alike = fleet_state(6, 2, None)
     (job,) = ranked(alike)
     assert not job.is_slow and job.sentence.startswith("All alike: 251 ms")
-    # Without a phase `comm` the whole step is a rank's own.
-    unknown = [replace(one, comm_s=None) for one in alike.ranks]
-    drawn = heatmap.heat_map(unknown, set(), large=True)
-    assert not drawn.waits and drawn.nodes["gpu-001"][0].own_s == "480 ms"
-    # Without a step no share of it is known.
-    (new,) = heatmap.heat_map(
-        [replace(alike.ranks[0], steps_per_s=None, recent_s=())], set(), large=True
-    ).nodes["gpu-001"]
-    assert (new.own, new.wait, new.wait_s) == (None, None, "\N{EN DASH}")
     ranks = (*alike.ranks[:3], replace(alike.ranks[3], status="stopped"), *alike.ranks[4:])
     (job,) = ranked(replace(alike, ranks=ranks))
     assert job.sentence == "Rank 3 on gpu-002 does not move"

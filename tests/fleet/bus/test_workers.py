@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
+from tests.cases import cases
 from tests.exporters import states
 from tests.fleet.bus.server import Fabric, NatsServer, until
 from tests.fleet.nodes import NOW, TestCluster, TestNode, seen, step
@@ -253,43 +254,27 @@ async def test_a_session_is_one_of_all_workers_and_a_users_17th_ends_the_first(p
     assert (refused.value.status, refused.value.reason) == (503, "bus_away")
 
 
-REST = dict.fromkeys(range(4, 64), 0.0)
-HALF = dict.fromkeys(range(32, 64), 1.0)
-# One partition of load 1 is free, a quarter of it for each worker.
-OTHERS = {
-    name: dict.fromkeys(range(n, n + 16), 1.0) for n, name in ((1, "b"), (17, "c"), (33, "d"))
-}
+def spread(loads: dict[Any, float]) -> dict[int, float]:
+    """Return the load of each partition; a key is a number or a range."""
+    ends = {key: [int(end) for end in str(key).split("-")] for key in loads}
+    return {one: loads[key] for key, at in ends.items() for one in range(at[0], at[-1] + 1)}
 
 
-@pytest.mark.parametrize(
-    ("others", "own", "taken", "given"),
-    [
-        # Alone, it takes all that nobody has.
-        ({}, {0: 1.0}, 63, []),
-        # A loaded worker hands over to an idle one, one partition at a time.
-        ({"b": REST}, {0: 1.0, 1: 1.0, 2: 8.0, 3: 6.0}, None, [2]),
-        ({"b": REST | {4: 7.0}}, {0: 1.0, 1: 1.0, 2: 4.0, 3: 1.0}, None, []),
-        ({"b": {}, "c": dict.fromkeys(range(32), 1.0)}, HALF, None, [*range(32, 43)]),
-        # Free partitions come first.
-        ({"b": {}}, {0: 1.0, 1: 1.0, 2: 8.0, 3: 6.0}, None, []),
-        # A worker takes free partitions up to its share, and one if it is the least loaded.
-        ({"b": dict.fromkeys(range(40), 1.0)}, {60: 1.0}, 23, []),
-        ({"b": {60: 1.0}}, dict.fromkeys(range(40), 1.0), 0, None),
-        ({"b": dict.fromkeys(range(20), 1.0)}, dict.fromkeys(range(40, 60), 1.0), 12, None),
-        (OTHERS, dict.fromkeys(range(49, 63), 1.0) | {63: 2.0}, 1, None),
-        (OTHERS, dict.fromkeys(range(49, 63), 1.0) | {63: 2.5}, 0, None),
-    ],
-)
-def test_the_load_is_shared(others, own, taken, given):
-    clock = ManualClock()
-    shares = Shares("a", clock.monotonic)
-    clock.advance(5.0)
-    for name, loads in others.items():
-        shares.receive(Greeting(name, loads))
-    if taken is not None:
-        assert len(shares.to_take(own)) == taken
-    if given is not None:
-        assert shares.to_give(own) == given
+def test_the_load_is_shared(golden_case):
+    lines = []
+    for name, about in cases(__file__)["loads"].items():
+        clock = ManualClock()
+        shares, began_s = Shares("a", clock.monotonic), about.pop("began_s", 12.0)
+        busy, greeted_s = about.pop("busy", ()), about.pop("greeted_s", 1.0)
+        own = spread(about.pop("a"))
+        clock.advance(max(0.0, began_s - greeted_s))
+        for other, loads in (*about.items(), ("a", dict.fromkeys(range(64), 9.0))):
+            shares.receive(Greeting(other, spread(loads)))
+        clock.advance(min(began_s, greeted_s))
+        found = {"takes": shares.to_take(own), "gives": shares.to_give(own, busy)}
+        known = [shares.load_of(number) for number in (0, 1, 63)]
+        lines.append(f"{name}: {found}, loads {known}\n")
+    golden_case("".join(lines))
 
 
 def test_workers_take_the_partitions_of_a_dead_one_without_trying_the_same():
