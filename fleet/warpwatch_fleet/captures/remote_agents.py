@@ -90,7 +90,7 @@ class RemoteAgents:
             return job.ranks
         with self.cluster.lock:
             found = self.cluster.jobs[job.id]
-            active = [one for one in self.cluster.anomalies() ]
+            active = [one for one in self.cluster.anomalies() if one.end_time is None]
             named = [one.rank for one in active if one.job_id in found.names()]
             return choose(found.computing_ranks(), [rank for rank in named if rank is not None])
 
