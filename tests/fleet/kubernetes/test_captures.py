@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,8 +19,10 @@ from tests.fleet.kubernetes.api_server import CAPTURES, ApiServer
 from tests.waiting import DEADLINE_S, POLL_S
 from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_fleet.kubernetes import captures as objects
-from warpwatch_fleet.kubernetes.api import KubernetesClient, timestamp
+from warpwatch_fleet.kubernetes.api import KubernetesClient, KubernetesError, timestamp
 from warpwatch_fleet.kubernetes.captures import CaptureObjects
+from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.jobs import JobId
 
 TEAMS = TRAIN._replace(owner="ns/team")
 KIND = {"apiVersion": "warpwatch.dev/v1alpha1", "kind": "Capture"}
@@ -140,30 +142,64 @@ def test_one_of_which_nothing_is_known_any_more_ends(asked: Asked) -> None:
     assert asked.taken() == [0, 0]
 
 
-def test_the_end_waits_ten_minutes_for_a_verdict() -> None:
-    waiting = replace(CAPTURE, diagnosis=None, diagnosis_outcome=None, end_time=1000.0)
-    early, late = (objects._news(waiting, "", {}, at) for at in (1600.0, 1601.0))
-    assert early == {
-        "captureId": CAPTURE.id,
-        "outcome": "complete",
-        "ranks": "2/2",
-        "detail": "done",
-    }
-    assert late == early | {"endTime": timestamp(1000.0)}
-    assert objects._news(waiting, "", late, 9999.0) == {}
-    stored = replace(waiting, remote="s3://captures/1")
-    assert objects._news(stored, "", late, 9999.0)["remote"] == "s3://captures/1"
+class PlayedApi:
+    """An API server with these replies; a number is the status of an error."""
+
+    def __init__(self, *replies: Any) -> None:
+        self.replies, self.asked = list(replies), list[str]()
+
+    async def ask(self, method: str, path: str, body: Any = None, **about: Any) -> Any:
+        self.asked.append(f"{method} {path} {about.get('params')} {body}")
+        reply = self.replies.pop(0)
+        if isinstance(reply, int):
+            raise KubernetesError(reply, f"{reply}: no")
+        return reply
 
 
-def test_a_capture_of_another_owner_is_not_told() -> None:
-    other = replace(CAPTURE, request=replace(CAPTURE.request, owner="ns/other"))
-    api: Any = None
-    captures: Any = SimpleNamespace(shown=lambda: (other,))
-    own = CaptureObjects(api, captures, threading.Lock(), LINK, lambda: 1000.0)
-    status = {"captureId": CAPTURE.id, "time": timestamp(1000.0)}
-    for namespace, is_told in (("team", False), ("other", True)):
-        about = {"namespace": namespace, "name": "once", "uid": "0a1b2c3d"}
-        assert bool(own._progress({"metadata": about}, status)) == is_told
+ABOUT = {"namespace": "team", "name": "once", "uid": "0a1b2c3d-4e5f", "resourceVersion": "7"}
+NEW = {"metadata": ABOUT, "spec": {"job": "train#0a1b2c", "kind": "torch"}}
+OBJECTS = {
+    "NEW": NEW, "ENDED": NEW | {"status": {"endTime": "x", "time": timestamp(0)}},
+    "OTHERS": NEW | {"spec": {"job": "theirs#x"}},
+    "RUNNING": NEW | {"status": {"time": timestamp(1000.0)}},
+}  # fmt: skip
+
+
+def played_objects(api: PlayedApi, now: float, link: str, *shown: Capture) -> CaptureObjects:
+    async def start(request: CaptureRequest) -> Capture:
+        return shown[0]
+
+    def is_mine(job: JobId) -> bool:
+        return job == JobId("ns/team", "train", "")
+
+    captures: Any = SimpleNamespace(shown=lambda: shown, start=start, is_mine=is_mine)
+    return CaptureObjects(cast(Any, api), captures, threading.Lock(), link, lambda: now)
+
+
+def test_the_status_of_an_object_and_the_requests_for_it_are_golden(golden_case):
+    table, lines = cases(__file__), []
+    for name, about in table["news"].items():
+        request = replace(CAPTURE.request, **{"owner": "ns/team"} | about.pop("request", {}))
+        capture = replace(CAPTURE, request=request, end_time=1000.0)
+        capture = replace(capture, **about.pop("capture", {}))
+        own = played_objects(PlayedApi(), about.pop("now", 1000.0), about.pop("link", ""), capture)
+        status = {"time": timestamp(1000.0), "captureId": capture.id} | about
+        lines.append(f"{name}: {own._progress(NEW, status)}\n")
+    for spec in table["specs"]:
+        spec |= {"reason": "r" * 600} if spec.get("reason") == "LONG" else {}
+        lines.append(f"{objects._body({'metadata': ABOUT, 'spec': spec}).request('ns/team')}\n")
+    for name, replies in table["rounds"].items():
+        for page in (one for one in replies if isinstance(one, dict)):
+            page["items"] = [OBJECTS.get(str(one), one) for one in page["items"]]
+        api = PlayedApi(*(OBJECTS.get(str(one), one) for one in replies))
+        asked = replace(CAPTURE.request, owner="ns/team", reason="Capture team/once 0a1b2c3d")
+        running = replace(CAPTURE, request=asked, outcome=None)
+        try:
+            asyncio.run(played_objects(api, 1000.0, "", running).advance())
+        except KubernetesError as error:
+            api.asked.append(str(error))
+        lines += [f"{name}: {one}\n" for one in api.asked]
+    golden_case("".join(lines))
 
 
 def test_an_object_of_another_form_keeps_no_other_from_being_answered(stand_in, tmp_path, stack):
