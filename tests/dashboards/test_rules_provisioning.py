@@ -23,14 +23,6 @@ def grafana_rules() -> dict[str, dict[str, Any]]:
     return {rule["title"]: rule for group in groups for rule in group["rules"]}
 
 
-def test_grafana_asks_what_prometheus_asks_and_waits_as_long() -> None:
-    asked = {
-        name: (rule["data"][0]["model"]["expr"], rule["for"])
-        for name, rule in grafana_rules().items()
-    }
-    assert asked == {alert.name: (alert.expression, alert.wait) for alert in rule_files.alerts()}
-
-
 def test_a_rule_has_a_uid_that_grafana_takes() -> None:
     # Grafana's limits on uids; its folders hold a title once.
     uids = {rule["uid"] for rule in grafana_rules().values()}

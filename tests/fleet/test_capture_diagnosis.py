@@ -1,7 +1,6 @@
 """One diagnosis of all nodes: real reductions, fetched over HTTP."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +13,6 @@ from warpwatch_capturing import confinement, store
 from warpwatch_capturing.remote_store import RemoteStore, Uploads
 from warpwatch_daemon.cli.diagnose import main as diagnose
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_fleet.agent_link import HttpLink
-from warpwatch_fleet.captures import remote_agents
 from warpwatch_fleet.captures.requests import FleetCaptures
 from warpwatch_serving.page.captures import describe
 from warpwatch_telemetry.captures import Capture, remote_place
@@ -99,38 +96,6 @@ def test_a_rank_whose_reduction_is_none_is_named_with_its_node_and_costs_the_oth
     assert [rank.verified for rank in capture.ranks] == [True, True, False, False]
     one = replace(capture, files=("rank1.reduction.gz",))
     assert store.reductions(one) == ["rank1.reduction.gz"]
-
-
-def test_a_file_name_with_a_line_break_costs_that_rank_alone(fleet, monkeypatch):
-    lines = fleet.agents[1].lines
-
-    def hostile(after: str | None) -> list[bytes]:
-        plain, broken = b'"rank3.pt.trace.json.gz"', b'"rank3.\\n/../x"'
-        return [line.replace(plain, broken) for line in lines(after)]
-
-    monkeypatch.setattr(fleet.agents[1], "lines", hostile)
-    _, capture = captured(fleet)
-    assert (capture.outcome, capture.diagnosis_outcome) == ("partial", "ok")
-    assert capture.detail == "gpu-2: rank 3: its agent names no file of it"
-    found = json.loads((Path(str(capture.folder)) / "diagnosis.json").read_text())
-    assert [one["rank"] for one in found["traces"]] == [0, 1, 2]
-
-
-def test_what_is_too_large_or_too_slow_is_not_fetched(fleet, monkeypatch):
-    """The first rank has as much as is allowed, the second more, the third takes too long."""
-
-    def download(link: HttpLink, path: str) -> Iterator[bytes]:
-        rank = int(path.rpartition("/rank")[2][0])
-        yield b"x" * (2**21 + (rank == 1))
-        fleet.clock.advance((60.0, 0.0, 60.1, 60.1)[rank])
-        yield b""
-
-    monkeypatch.setattr(remote_agents, "MAX_FETCHES", 1)
-    monkeypatch.setattr(HttpLink, "download", download)
-    _, capture = captured(fleet)
-    details = [rank.detail for rank in capture.ranks]
-    assert details[0].startswith("more than 1,048,576 bytes")
-    assert details[1:] == ["more than 2097152 bytes or 60 s"] * 3
 
 
 def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(tmp_path, fleet, capsys):

@@ -88,6 +88,7 @@ class PlayedLink(AgentLink):
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.clock, self.parts = ManualClock(0.0), [(7, 0.0)]
 
     def link(self, target: Target) -> PlayedLink:
         self.of = f"{target.address}: "
@@ -103,7 +104,10 @@ class PlayedLink(AgentLink):
         self.asked.append(f"{self.of}{path}")
         if isinstance(self.reply, Exception) and (self.of or "000009" in path):
             raise self.reply
-        yield b"content"
+        for size, after_s in self.parts:
+            yield b"x" * size
+            self.clock.advance(after_s)
+        yield b""
 
 
 REPLIES = {
@@ -124,7 +128,7 @@ def test_what_is_asked_of_an_agent_and_what_becomes_of_its_part_is_golden(
     cluster, link = TestCluster(TestNode("gpu-1")), PlayedLink()
     cluster.hear()
     (node,) = cluster.cluster.nodes.values()
-    agents = RemoteAgents(cluster.cluster, lambda _: link, asyncio.run, lambda: 0.0)
+    agents = RemoteAgents(cluster.cluster, lambda _: link, asyncio.run, link.clock.monotonic)
     agent = RemoteAgent(agents, node, TRAIN, (0, 1))
     capture = Capture("20261122T201500-000000", WHOLE, 1000.0, steps=4)
 
@@ -152,6 +156,7 @@ def test_what_is_asked_of_an_agent_and_what_becomes_of_its_part_is_golden(
         "reports": report,
         "up": lambda up: setattr(node, "up", up),
         "forgets": node.captures.clear,
+        "sends": lambda *parts: setattr(link, "parts", parts),
         "removed": lambda: cluster.cluster.set_targets({}),
         "collect": lambda rank: agent.collect(rank, tmp_path)[1:],
         "shortcomings": shortcomings,
@@ -294,18 +299,6 @@ def test_a_fleet_counts_only_its_captures_that_a_restart_interrupted(fleet, tmp_
     samples = [one for family in registry.collect() for one in family.samples]
     counted = [(one.labels["outcome"], one.value) for one in samples if "outcome" in one.labels]
     assert counted == [("failed", 1.0)]
-
-
-def test_ranks_of_one_node_are_its_agents_to_capture_under_its_policies(fleet):
-    alert = replace(MANUAL, ranks=(2,), trigger="alert", alerts=("f1@2026-11-21T20:00:00Z",))
-    captures = fleet.run(lambda captures: captures.start(alert))
-    capture = only(captures)
-    (own,) = fleet.agents[1].captures()
-    assert captures.download(own.id, "report.html", None) is None
-    assert (capture.id, capture.ranks[0].rank, capture.ranks[0].node) == (own.id, 2, "gpu-2")
-    assert (own.request.trigger, own.request.alerts) == ("alert", alert.alerts)
-    with pytest.raises(Refused, match=r"^gpu-2: rank 2 of train is being captured"):
-        fleet.run(lambda captures: captures.start(replace(MANUAL, ranks=(2,))))
 
 
 def for_anomaly(fleet: PlayedFleet, anomaly: Anomaly, **options: Any) -> Sequence[Capture]:

@@ -277,20 +277,6 @@ def test_the_load_is_shared(golden_case):
     golden_case("".join(lines))
 
 
-def test_workers_take_the_partitions_of_a_dead_one_without_trying_the_same():
-    clock = ManualClock()
-    live = {name: dict.fromkeys(range(place, 48, 3), 1.0) for place, name in enumerate("abc")}
-    taken = []
-    for name, own in live.items():
-        shares = Shares(name, clock.monotonic)
-        clock.advance(5.0)
-        for greeting in live.items():
-            shares.receive(Greeting(*greeting))
-        taken += shares.to_take(own)
-    # The last one is left to the next round: no worker has room for half of it.
-    assert sorted(taken) == list(range(48, 63))
-
-
 def test_a_backlog_of_messages_delays_no_renewal_and_no_reader():
     clock, applied = ManualClock(), Counter[int]()
     turns, uncertain = Turns(clock.monotonic), []
