@@ -56,34 +56,6 @@ def test_a_fault_of_a_gpu_is_one_event_on_its_node_until_it_is_over(told):
     assert over["metadata"]["uid"] == event["metadata"]["uid"]
 
 
-def test_what_lasts_is_told_again_before_the_server_forgets_it(told):
-    told.find(fault(time=NOW))
-    (event,) = told.rounds(after_s=3599)
-    assert (event["count"], event["lastTimestamp"]) == (2, timestamp(NOW + 1800))
-    (event,) = told.rounds(after_s=1)
-    assert (event["count"], event["lastTimestamp"]) == (3, timestamp(NOW + 3600))
-    assert event["firstTimestamp"] == timestamp(NOW)
-
-
-def test_what_was_over_long_before_the_fleet_began_is_not_told(told):
-    told.find(fault(1, end_time=NOW - 601), fault(2, end_time=NOW - 599))
-    (event,) = told.rounds()
-    assert "20261123t01-2" in event["metadata"]["name"]
-
-
-def test_an_event_that_the_server_has_forgotten_is_made_anew(told):
-    told.find(fault())
-
-    def forget() -> None:
-        told.server.ask("DELETE", "/api/v1/namespaces/default/events")
-        told.find(fault(summary="XID 94"))
-        told.cluster.hear()
-
-    told.rounds(2, forget)
-    (event,) = told.rounds()
-    assert event["message"].startswith("XID 94")
-
-
 @pytest.mark.parametrize("rank", [1, None])
 def test_an_anomaly_of_a_rank_is_on_its_pod(told, rank):
     in_pods(told)
@@ -124,17 +96,6 @@ def test_a_namespace_that_is_gone_holds_up_no_other_event(told):
     with pytest.raises(KubernetesError, match="404: "):
         told.rounds()
     assert "Xid" in told.reasons()
-
-
-def test_a_server_that_is_away_is_told_later(stand_in):
-    told = Told(stand_in)
-    told.find(fault())
-    stand_in.failing = 503
-    with pytest.raises(KubernetesError, match="503: try again"):
-        told.rounds()
-    stand_in.failing = 0
-    assert len(told.rounds()) == 1
-    assert stand_in.asked[-1] == "POST /api/v1/namespaces/default/events"
 
 
 def test_what_a_server_does_not_take_is_counted_by_what_it_is_said_once_and_tried_again(
