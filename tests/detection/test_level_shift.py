@@ -8,7 +8,14 @@ import pytest
 
 from warpwatch_detection.signals import level_shift
 from warpwatch_detection.signals.baselines import FrozenBaseline, SlidingMedian
-from warpwatch_detection.signals.level_shift import LevelShift, Shift, level, quantile_of, student
+from warpwatch_detection.signals.level_shift import (
+    LevelShift,
+    Shift,
+    SignalHistory,
+    level,
+    quantile_of,
+    student,
+)
 
 
 def shifts(values: list[float]) -> list[tuple[int, Shift]]:
@@ -28,6 +35,12 @@ def test_twenty_percent_need_few_samples_and_five_percent_more():
         ((found, shift),) = shifts([x + rise * (n >= 500) for n, x in enumerate(noise)])
         assert least <= found <= most
         assert shift.before == pytest.approx(0.0, abs=0.01)
+
+
+@pytest.mark.parametrize(("high", "is_clear"), [(0.0, True), (1.0, False)])
+def test_a_rise_is_clear_if_it_is_above_what_was_high_before(high, is_clear):
+    history = SignalHistory(values=[0.0, 0.0, high] * 67 + [0.6] * 60)
+    assert (history.is_clear_rise(60), history.is_clear_rise(40)) == (is_clear, False)
 
 
 def test_a_rise_of_a_half_is_found_whatever_is_known_of_the_noise():
