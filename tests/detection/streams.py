@@ -10,7 +10,7 @@ import msgspec
 
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.register import Change
-from warpwatch_detection.config import DetectionConfig
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
@@ -105,9 +105,9 @@ def slow_rank(begin: int, steps: int) -> Iterator[Record]:
     yield End(job.time, "llama")
 
 
-def detection(**sections: Any) -> Detection:
+def detection(hold_s: float = 600.0, **sections: Any) -> Detection:
     """The engine with the defaults and what ``sections`` (of ``detection``) change."""
-    return Detection(DetectionConfig.model_validate(sections))
+    return Detection(DetectionConfig.model_validate(sections), AnomaliesConfig(hold_s=hold_s))
 
 
 def alone(*kinds: str, **sections: Any) -> Detection:
