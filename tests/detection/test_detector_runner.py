@@ -102,6 +102,5 @@ def test_ranks_are_named_in_order_and_limits_and_stale_faults_have_bounds() -> N
     assert rank_names({10, 9, 2}) == "ranks 2, 9, 10"
     assert rank_names(range(20)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7"
     assert deviations(1.0, 60.0) == pytest.approx(2.326, abs=0.001)
-    # The daemon was away from 500 s to 1,200 s.
     unjudged = Unjudged()
     assert [unjudged.is_stale(at) for at in (0, 500, 1200, 1799, 1800)] == [False] * 4 + [True]

@@ -34,7 +34,6 @@ def test_a_state_of_0_2_0_is_read_whatever_the_configuration_is_now():
 
 def test_a_state_of_another_version_or_that_cannot_be_read_is_left_to_its_detector_alone():
     detection = Detection(DetectionConfig(), AnomaliesConfig())
-    # A state that cannot be saved costs no other either.
     next(one for one in detection.runner.detectors if one.kind == "xid").state = 2**70
     saved = msgspec.msgpack.decode(snapshot.save(detection.parts()), type=snapshot.Snapshot)
     for changed in ({"version": 99}, {"state": msgspec.Raw(msgspec.msgpack.encode(7))}):
