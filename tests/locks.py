@@ -1,22 +1,14 @@
-"""A lock that another thread holds: what a call does that wants it."""
+"""A lock that another thread holds, for tests of what waits for it."""
 
-from types import TracebackType
+from unittest.mock import MagicMock
 
 
 class Waits(Exception):
-    """Raised in place of the wait for the lock."""
+    """Raised in place of the wait."""
 
 
-class Held:
-    def __enter__(self) -> None:
-        raise Waits
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
-        return None
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if blocking and timeout < 0:
-            raise Waits
-        return False
+def held() -> MagicMock:
+    lock = MagicMock()
+    lock.__enter__.side_effect = Waits
+    lock.acquire.return_value = False
+    return lock

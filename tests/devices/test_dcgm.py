@@ -127,17 +127,6 @@ def test_each_gpu_is_watched_by_itself_for_what_it_supports(node: Node) -> None:
     assert node.engine.calls[3:] == ["unwatch [(1, 0)]", "unwatch [(1, 1)]", "disconnect"]
 
 
-def test_addresses(begin: Callable[..., Node]) -> None:
-    for address, call in (
-        ("embedded", "connect None None"),
-        ("/run/nvidia/hostengine.sock", "connect None /run/nvidia/hostengine.sock"),
-        ("10.0.0.7", "connect 10.0.0.7 None"),
-    ):
-        node = begin(address=address)
-        node.run()
-        assert node.engine.calls[0] == call
-
-
 def test_blank_impossible_and_old_values_are_absent(node: Node) -> None:
     blanks = {1001: 140737488355328.0, 1002: 1.2, 1009: 9223372036854775794, 1003: 0.4}
     node.engine.values["1/0"] = blanks

@@ -15,7 +15,7 @@ from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
 from warpwatch_devices.config import DcgmExporterConfig
 from warpwatch_devices.dcgm import exporter_source
-from warpwatch_devices.dcgm.exporter_source import DcgmExporterSource, parse, read
+from warpwatch_devices.dcgm.exporter_source import DcgmExporterSource, read
 from warpwatch_devices.source import SourceContext
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
@@ -149,13 +149,6 @@ MIG = (
     f"DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{labels(instance=instance(7))}}} 0.5\n"
     f"DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{labels(instance=instance(9))}}} 0.25\n"
 )
-
-
-def test_labels_are_unescaped_and_may_hold_braces_and_commas():
-    line = r'DCGM_X{a="one, \"two\"} 7",b="back\\slash",c="new\nline",} 2.5e+3 1700000000000'
-    (sample,) = parse(line, {"DCGM_X"})
-    assert sample.labels == {"a": 'one, "two"} 7', "b": "back\\slash", "c": "new\nline"}
-    assert (sample.name, sample.value) == ("DCGM_X", 2500.0)
 
 
 def test_the_number_of_devices_is_bounded(monkeypatch):

@@ -15,9 +15,9 @@ from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from tests import locks
 from tests.exporters.receiver import Receiver
 from tests.exporters.states import CAPTURE, LONG, NOW, SLOW, full_state, rank, simulated, state_of
-from tests.locks import Held, Waits
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually, is_listening
 from warpwatch_daemon.config import Config
@@ -187,10 +187,10 @@ def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver)
     assert "warpwatch_device_violation_seconds" not in metrics_in(server)
     # One that still waits for its peer is not waited for at the end.
     for way in ways._all.values():
-        way._busy = Held()  # type: ignore[assignment]
+        way._busy = locks.held()
         way.last()
         for busy in (way.advance, lambda way=way: way.know(())):
-            with pytest.raises(Waits):
+            with pytest.raises(locks.Waits):
                 busy()
     counted = {one.name[10:]: one.samples for one in metrics.registry.collect()}
     assert [len(counted[name]) for name in ("otlp_exports", "webhook_messages")] == [6, 4]

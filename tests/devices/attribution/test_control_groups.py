@@ -1,13 +1,15 @@
 """Owners and Slurm jobs of processes on devices, from the texts of /proc/<pid>/cgroup."""
 
 import os
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases as tables
 from tests.devices.attribution.gpus import GPU_0, GPU_1, sample
 from warpwatch_devices.attribution.control_groups import DeviceProcessesOrigin, owner_of, read_owner
-from warpwatch_devices.source import OriginAnswer
 from warpwatch_telemetry.samples import ProcessOwner, SlurmJob
 
 UID = "099b88fb-2a99-45ad-af94-d91eb81a87e9"
@@ -57,47 +59,41 @@ def read(pid: int, name: str) -> ProcessOwner | None:
     return owner_of(CGROUPS[pid], name) if pid in CGROUPS else None
 
 
-def origin(*, slurm: bool = True) -> DeviceProcessesOrigin:
-    return DeviceProcessesOrigin(slurm=slurm, read=read, host_processes=lambda: True)
+@pytest.mark.parametrize("readings", tables(__file__).values(), ids=tables(__file__))
+def test_processes_of_devices_have_owners_and_devices_the_jobs_of_slurm(
+    readings: list[dict[str, Any]],
+) -> None:
+    asked = DeviceProcessesOrigin(
+        slurm=readings[0].get("slurm", True),
+        read=read,
+        host_processes=lambda: not readings[0].get("blind"),
+    )
+    for case in readings:
+        samples = (sample(GPU_0, 0, *case["gpus"][0]), sample(GPU_1, 1, *case["gpus"][1]))
+        answer = asked.read(iter(samples), 1000.0)
+        said: dict[str, Any] = {}
+        for one in answer.attributions:
+            owners = one.processes.items()
+            jobs = {
+                f"GPU-{(GPU_0, GPU_1).index(uuid)}": " ".join(job.id for job in of)
+                for uuid, of in one.slurm_jobs.items()
+            }
+            said[one.origin] = (
+                jobs
+                if one.origin == "slurm"
+                else {
+                    pid: f"{of.name} {of.pod_uid} {of.container_id[:1]}"
+                    + (f" {of.slurm.id}" if of.slurm else "")
+                    for pid, of in owners
+                }
+            )
+            assert one.time == 1000.0
+        assert said == case["said"]
 
 
-def test_owners_of_all_processes_that_can_be_read():
-    samples = (sample(GPU_0, 0, 13, 99), sample(GPU_1, 1, 14, 0))
-    (attribution,) = origin().read(samples, 1000.0).attributions
-    assert (attribution.origin, attribution.time) == ("cgroup", 1000.0)
-    assert attribution.processes == {
-        13: ProcessOwner("python", UID, "a" * 64),
-        14: ProcessOwner("python"),
-    }
+def test_the_number_of_processes_is_bounded() -> None:
     named = DeviceProcessesOrigin(
         read=lambda _, name: ProcessOwner(name), host_processes=lambda: True
     )
     (many,) = named.read((sample(GPU_0, 0, *range(2000)),), 1.0).attributions
     assert sorted(many.processes) == [*range(1, 1025)]
-
-
-def test_jobs_of_slurm_by_device():
-    samples = (sample(GPU_0, 0, 10, 12), sample(GPU_1, 1, 10, 11, 13))
-    _, slurm = origin().read(samples, 1000.0).attributions
-    assert (slurm.origin, slurm.time) == ("slurm", 1000.0)
-    jobs = {uuid: [job.id for job in of] for uuid, of in slurm.slurm_jobs.items()}
-    assert jobs == {GPU_0: ["12", "7"], GPU_1: ["7"]}
-
-
-def test_the_end_of_the_last_job_is_reported_but_no_slurm_where_none_ran():
-    asked = origin()
-    idle, busy = (sample(GPU_0, 0, 14),), (sample(GPU_0, 0, 10),)
-    assert [a.origin for a in asked.read(idle, 1.0).attributions] == ["cgroup"]
-    assert [a.origin for a in asked.read(busy, 2.0).attributions] == ["cgroup", "slurm"]
-    _, slurm = asked.read(idle, 3.0).attributions
-    assert slurm.slurm_jobs == {}
-
-
-def test_slurm_may_be_off():
-    (attribution,) = origin(slurm=False).read((sample(GPU_0, 0, 10),), 1.0).attributions
-    assert attribution.origin == "cgroup"
-
-
-def test_nothing_is_said_of_processes_of_another_pid_namespace():
-    blind = DeviceProcessesOrigin(host_processes=lambda: False)
-    assert blind.read((sample(GPU_0, 0, os.getpid()),), 1.0) == OriginAnswer()

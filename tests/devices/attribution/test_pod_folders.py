@@ -9,10 +9,8 @@ import pytest
 
 from tests.cases import cases
 from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_7, node
-from tests.devices.recording import RecordingSink
 from warpwatch_devices.attribution import folders
 from warpwatch_devices.attribution.folders import PodFoldersOrigin, SlurmFolderOrigin, folder_of
-from warpwatch_devices.attribution.source import OriginPoller
 from warpwatch_devices.source import OriginError
 from warpwatch_telemetry.samples import Pod
 
@@ -54,13 +52,6 @@ def test_a_folder_too_large_is_a_failure(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / f"kube-system_etcd-node_{STATIC}").mkdir()
     with pytest.raises(OriginError, match="more than 1"):
         read(tmp_path)
-
-
-def test_it_is_asked_where_there_is_no_device(tmp_path: Path) -> None:
-    (tmp_path / f"team_train_{TRAINING}").mkdir()
-    sink = RecordingSink()
-    OriginPoller(PodFoldersOrigin(tmp_path), 0.0, tuple, sink, lambda *reported: None).step()
-    assert [attribution.origin for attribution in sink.attributions] == ["pod_logs"]
 
 
 def test_which_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,10 @@ def test_no_one_is_asked_before_there_are_devices_and_then_once_in_an_interval()
     asked = Asked(lambda: tuple(devices))
     asked.step()
     assert asked.origin.reads == 0
+    without = Asked(tuple)
+    without.origin.needs_devices = False
+    without.step()
+    assert without.origin.reads == 1
     devices.extend(node())
     for after_s, reads in ((0.0, 1), (9.9, 1), (0.1, 2), (0.1, 2)):
         asked.clock.advance(after_s)
