@@ -25,11 +25,7 @@ OTHER = "GPU-22222222-aaaa-bbbb-cccc-000000000000"
 
 
 def labels(uuid: str = A100, index: int = 0, more: str = "", instance: str = "") -> str:
-    return (
-        f'gpu="{index}",UUID="{uuid}",pci_bus_id="00000000:0{index}:00.0",device="nvidia{index}",'
-        f'modelName="NVIDIA A100-SXM4-80GB"{instance},Hostname="node-7",'
-        f'DCGM_FI_DRIVER_VERSION="550.54.15"{more}'
-    )
+    return f'gpu="{index}",UUID="{uuid}",modelName="NVIDIA A100"{instance}{more}'
 
 
 def instance(gi: int, profile: str = "1g.10gb") -> str:

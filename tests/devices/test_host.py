@@ -28,13 +28,8 @@ def test_everything_read_is_in_the_catalogue_and_of_this_machine_in_base_units()
     for name, labels in values:
         assert CATALOGUE[name].scope in ("host", "agent")
         assert len(labels) == len(CATALOGUE[name].labels)
-    assert values["host_cpu_cores", ()] == os.cpu_count()
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert values["host_memory_total_bytes", ()] == pytest.approx(pages, rel=0.01)
-    assert 0 < values["host_memory_available_bytes", ()] <= pages
-    assert values["host_cpu_seconds_total", ("user",)] > 0
-    assert 2**20 < values["agent_resident_memory_bytes", ()] < 2**34
-    assert values["agent_threads", ()] >= 1
 
 
 def test_the_number_of_interfaces_is_bounded() -> None:

@@ -30,11 +30,6 @@ def test_every_device_metric_of_the_catalogue_is_filled() -> None:
     assert {name for name, _ in sample.values} == expected
     for name, labels in sample.values:
         assert len(labels) == len(CATALOGUE[name].labels)
-    memory_bytes = sample.processes[0].memory_bytes
-    assert memory_bytes is not None
-    assert memory_bytes < value(sample, "memory_used_bytes")
-    # Smaller ones have many samples too.
-    assert len(run("l4", None, 1)[-1].values) >= 40
 
 
 def test_devices_follow_their_load_as_they_did(golden: Golden) -> None:
