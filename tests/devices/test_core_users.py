@@ -46,7 +46,7 @@ class FakeProc:
 
 def test_who_took_most_comes_first_and_who_took_little_is_left_out() -> None:
     before = by_identity(process(7, 10.0), process(8, 10.0), process(9, 10.0))
-    now = by_identity(process(7, 10.5), process(8, 12.0), process(9, 10.01), process(10, 1.0))
+    now = by_identity(process(7, 10.5), process(8, 12.0), process(9, 10.09), process(10, 1.0))
     assert [(one.process.pid, one.cores) for one in uses(before, now, 2.0)] == [
         (8, 1.0), (10, 0.5), (7, 0.25),
     ]  # fmt: skip
@@ -58,6 +58,8 @@ def test_an_ended_child_is_its_parents_without_what_it_had_and_a_pid_may_come_ag
     now = by_identity(process(7, 1.0, waited_s=51.0))
     assert [(one.process.pid, one.cores) for one in uses(before, now, 2.0)] == [(7, 0.5)]
     assert uses(before, now, 0.0) == []
+    # One that nobody waited for subtracts nothing.
+    assert [one.cores for one in uses(before, by_identity(process(7, 2.0)), 2.0)] == [0.5]
     before, now = by_identity(process(7, 100.0)), by_identity(process(7, 1.0, start=9))
     assert [one.cores for one in uses(before, now, 2.0)] == [0.5]
 

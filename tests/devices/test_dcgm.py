@@ -176,7 +176,7 @@ def test_instances_come_and_go_while_it_runs(node: Node) -> None:
     node.run(13.5)
     assert f"{A}/gi7" not in node.sink.devices
     node.run(1.5)
-    assert f"{A}/gi7" in node.sink.devices
+    assert node.newest(f"{A}/gi7").values == {GRAPHICS: 0.5}
     # What DCGM has published itself is no device of NVML's.
     node.known = tuple(samples[-1] for samples in node.sink.devices.values())
     new = [{"id": 6, "gpu": 0, "gi": 1}]

@@ -88,9 +88,26 @@ def test_instances_stay_while_they_cannot_be_asked_for(process: Stepper, functio
     assert not [name for name in process.nvml.sink.forgotten if name.startswith("MIG-")]
     fake.mig(0, INSTANCES[0])
     fake.fail(function, 0)
-    process.step(SLOW + 1)
+    # It is asked again in the next round, not in ten seconds.
+    process.step(3)
     (left,) = process.instances.values()
     assert ("device_memory_used_bytes", ()) in left.values
+    fake.mig(0, *INSTANCES)
+    process.step(SLOW + 1)
+    assert process.instances.keys() == before
+
+
+def test_an_instance_without_a_name_has_its_gpus_and_a_profile_by_its_sizes(
+    process: Stepper,
+) -> None:
+    fake = process.begin("a100")
+    name = process.step() and process.gpu.device.name
+    fake.fail("nvmlDeviceGetName", 999)
+    fake.mig(0, *INSTANCES)
+    process.step(SLOW + 1)
+    found = [part.device for part in process.instances.values()]
+    assert {device.name for device in found} == {name}
+    assert sorted(device.profile for device in found) == ["1c.2g.20gb", "1c.2g.20gb", "3g.40gb"]
 
 
 def test_mig_is_turned_off_and_on_while_running(process: Stepper) -> None:

@@ -352,13 +352,13 @@ def test_processes_are_listed_once_with_what_is_known_of_them(
 ) -> None:
     monkeypatch.setattr("warpwatch_devices.nvml.processes.sees_host_processes", lambda: sees_host)
     fake = process.begin("h100", load=60)
-    fake.processes(0, "self/1000/C", "self/1000/G", "4000001/na/C", "4000002/50/M")
+    fake.processes(0, "self/1000/C", "4000001/na/C", "4000001/70/G", "4000002/na/M")
     process.step(SLOW)
     own = Path("/proc/self/comm").read_text().strip() if sees_host else ""
     assert sorted(process.gpu.processes, key=lambda one: one.pid) == [
         DeviceProcess(os.getpid(), own, 1000 * 2**20, 0.15),
-        DeviceProcess(4000001, "", None, 0.15),
-        DeviceProcess(4000002, "", 50 * 2**20, 0.15),
+        DeviceProcess(4000001, "", 70 * 2**20, 0.15),
+        DeviceProcess(4000002, "", None, 0.15),
     ]
     # Within a second the driver has no new samples.
     for _ in range(2):

@@ -1,17 +1,11 @@
 """The obstacles to a process's core and memory: run queues, control groups, the hypervisor."""
 
-import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.cases import cases
-from tests.waiting import eventually
 from warpwatch_devices import processor_waits
 from warpwatch_devices.memory_groups import group_headroom, host_headroom, memory_groups, oom_kills
 
@@ -66,24 +60,6 @@ def test_idle_threads_are_read_every_ten_seconds_alone(tmp_path: Path) -> None:
     assert wait is not None and wait.wait_ns == 0
     wait = queue.poll(110.0)
     assert (wait.wait_ns, wait.share) == (3_000_000_000, 3.0 / 8.0)
-
-
-def test_a_thread_beside_another_on_one_core_waits_as_the_kernel_says() -> None:
-    core = min(os.sched_getaffinity(0))
-    pinned = f"import os; os.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
-    with ExitStack() as stack:
-        pids = []
-        for _ in range(2):
-            process = subprocess.Popen([sys.executable, "-c", pinned], stdout=subprocess.PIPE)
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            process.stdout.readline()
-            pids.append(process.pid)
-        queue = processor_waits.RunQueue(pids[0])
-        queue.poll(100.0)
-        # Two looks as if ten seconds were between them, until the kernel has made it wait.
-        looks = (queue.poll(110.0 + 10 * number) for number in itertools.count())
-        eventually(lambda: (wait := next(looks)) and wait.wait_ns)
 
 
 FUNCTIONS: dict[str, Callable[[Path], object]] = {
