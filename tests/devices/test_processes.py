@@ -17,7 +17,6 @@ from warpwatch_devices.processes import (
     ProcessesSource,
     ProcessTree,
     ProcessUsage,
-    gpu_processes,
     io_wait_is_accounted,
     read_process,
     sees_host_processes,
@@ -123,15 +122,6 @@ def test_it_is_read_in_a_loop_not_in_a_pid_namespace(monkeypatch):
         assert bool(sink.processes) is sees
         assert sink.healths[-1].up
         assert ("PID namespace" in sink.healths[-1].reason) is not sees
-
-
-def test_processes_on_several_devices_are_taken_once_and_bounded():
-    def sample(*pids: int) -> DeviceSample:
-        processes = tuple(DeviceProcess(pid, f"p{pid}") for pid in pids)
-        return DeviceSample(Device("GPU", 0, "H100"), 0.0, processes=processes)
-
-    assert gpu_processes([sample(5, 0), sample(5, 9)]) == {5: "p5", 9: "p9"}
-    assert len(gpu_processes([sample(*range(1, 1000))])) == 256
 
 
 def test_a_line_of_stat_that_cannot_be_read_is_no_process(tmp_path):

@@ -29,6 +29,7 @@ CAPTURE = msgspec.convert(_PARTS["capture"], Capture)
 LONG = replace(CAPTURE, id="c-long", diagnosis={"summary": f"two\nlines {'x' * 999}"})
 _RANK = msgspec.convert(_PARTS["rank"], RankState)
 _CAPTURES = msgspec.convert(_PARTS["captures"], tuple[Capture, ...])
+_SOURCES = msgspec.convert(_PARTS["sources"], tuple[SourceHealth, ...])
 _MORE_RANKS = msgspec.convert(_PARTS["more_ranks"], tuple[RankState, ...])
 _MORE_JOBS = msgspec.convert(_PARTS["more_jobs"], tuple[JobState, ...])
 _MORE_CAPTURES = msgspec.convert(_PARTS["more_captures"], tuple[Capture, ...])
@@ -75,8 +76,7 @@ def full_state() -> State:
         ("device_xid_last_timestamp_seconds", ("79",)): TIME - 5,
     }
     gpus = simulated(2)
-    active = replace(SLOW, id="a1", time=TIME, summary="rank 1 is slow", job=None, rank=None)
-    active = replace(active, first_summary="rank 1 was\nslow; as seen")
+    active = msgspec.convert(_PARTS["active"], Anomaly)
     return State(
         time=TIME,
         version="0.1.0",
@@ -88,10 +88,7 @@ def full_state() -> State:
             DeviceSample(Device("GPU-4", 4, "NVIDIA L4"), TIME, power),
         ),
         host=HostSample(TIME, {("host_memory_total_bytes", ()): 2**40}),
-        sources=(
-            SourceHealth("nvml", False, "no driver", 0.0, 3),
-            SourceHealth("host", True, "", 0.25, 2),
-        ),
+        sources=_SOURCES,
         ranks=(rank(0, energy_j=617.25), rank(1, status="died", memory_reserved_bytes=None)),
         jobs=(JobState("llama", 2, ("0", "1"), energy_j=1234.5, owner="uid/1000"),),
         anomalies=(active, replace(active, id="a2", summary="rank 0 was", end_time=TIME)),

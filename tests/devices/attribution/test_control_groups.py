@@ -10,9 +10,8 @@ from tests.devices.attribution.gpus import GPU_0, GPU_1, sample
 from warpwatch_devices.attribution.control_groups import DeviceProcessesOrigin, owner_of, read_owner
 from warpwatch_telemetry.samples import ProcessOwner, SlurmJob
 
-UID = "099b88fb-2a99-45ad-af94-d91eb81a87e9"
-ID = "0bc5eac79e3ae7a0c2651f14722aa10fa333eb2325c2ca97da33aa284cda81b0"
-STATIC = "5dbc1f7cf9ccbf2cbc53bf2f0f4e0ec1"
+CASES = tables(__file__)
+CGROUPS = CASES.pop("cgroups")
 
 
 def test_pods_containers_and_slurm_jobs_of_every_kind(cases):
@@ -39,20 +38,11 @@ def test_this_process_can_be_read_and_a_gone_one_cannot():
     assert read_owner(2**22 + 1, "gone") is None
 
 
-CGROUPS = {
-    10: "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n",
-    11: "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_1\n",
-    12: "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0\n",
-    13: f"0::/kubepods/pod{UID}/{'a' * 64}\n",
-    14: "0::/user.slice\n",
-}
-
-
 def read(pid: int, name: str) -> ProcessOwner | None:
     return owner_of(CGROUPS[pid], name) if pid in CGROUPS else None
 
 
-@pytest.mark.parametrize("readings", tables(__file__).values(), ids=tables(__file__))
+@pytest.mark.parametrize("readings", CASES.values(), ids=CASES)
 def test_processes_of_devices_have_owners_and_devices_the_jobs_of_slurm(
     readings: list[dict[str, Any]],
 ) -> None:
