@@ -170,7 +170,7 @@ def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source)
     nvml.driver.set(2, absent=1)
     source.wait_while(lambda: nvml.newest(7).device.index == 7, 13)
     nvml.rounds()
-    assert nvml.reasons(2) == ["lost"]
+    assert nvml.reasons(2) == ["lost"] and nvml.values(2)["xid_errors_total{xid=79}"] == 0
     assert nvml.up() == ALL - {2}
     busy_s = nvml.values(7)["busy_seconds_total"]
     nvml.driver.set(order="7 0 1 2 3 4 5 6")

@@ -145,6 +145,7 @@ LOADED = "4,9,5140900124,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  575.5
         (FALLEN, 100.0),
         (FALLEN.replace("79", "31"), None),
         (FALLEN + "\n" + LOADED, None),
+        (FALLEN.partition(";")[2], None),
         # Of a program, and of a moment that is still to come.
         (FALLEN + "\n" + LOADED.replace("4,9", "12,9"), 100.0),
         (FALLEN.replace(",5140900123", ",9140900123"), 0.0),

@@ -62,7 +62,7 @@ def test_the_configuration_says_who_is_asked(tmp_path: Path) -> None:
     assert names(kubelet_socket="off") == ["cgroup"]
     assert names(kubelet_socket=str(tmp_path), slurm="off") == ["cgroup", "kubelet"]
     assert names(slurm=str(tmp_path)) == ["cgroup", "kubelet", "slurm"]
-    for slurm, is_read in (("auto", True), ("off", False)):
+    for slurm, is_read in (("auto", True), ("off", False), (str(tmp_path), False)):
         (processes, *_) = origins_of(AttributionConfig(slurm=slurm))
         assert vars(processes)["_slurm"] is is_read
 
