@@ -171,7 +171,6 @@ def test_a_kubelet_without_pods_after_its_start_is_doubted_for_a_minute(away: No
     away.clock.advance(0.03)
     assert away.held() == {}
     away.kubelet.stop()
-    # One that had none before lists none at once.
     away.start()
     assert away.held() == {}
     away.kubelet.stop()
