@@ -1,9 +1,17 @@
-"""Golden files of Python expressions: what functions without effects return."""
+"""Golden files of Python expressions: what functions and small classes return."""
 
 import importlib
+import io
+import itertools
+import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,28 +20,33 @@ from pydantic import ValidationError
 from tests.conftest import Cases
 from warpwatch_capturing.alerts import Settled
 from warpwatch_runtime.http_requests import RequestError
+from warpwatch_serving.answers import HttpError
 from warpwatch_telemetry.errors import WarpwatchError
 
 
-def check(cases: Cases, file: str, modules: Mapping[str, str], more: Mapping[str, object]) -> None:
-    """Compare the values of a file's expressions.
+def check(cases: Cases, name: str, modules: Mapping[str, str], more: Mapping[str, object]) -> None:
+    """Compare the values of a golden file's expressions.
 
     They know ``modules``, the names of each package's, with all their classes, and ``more``.
     """
-    known: dict[str, Any] = {}
+    numbers = itertools.count()
+
+    def file(content: bytes | str) -> Path:
+        path = Path(f"file{next(numbers)}")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    known: dict[str, Any] = {"Fake": SimpleNamespace, "Path": Path, "os": os, "replace": replace}
     for package, names in modules.items():
-        for name in names.split():
-            module = known[name] = importlib.import_module(f"{package}.{name}".strip("."))
-            known |= {name: one for name, one in vars(module).items() if isinstance(one, type)}
-
-    def value(text: str) -> object:
-        return _tried(lambda: repr(eval(text, {**known, "play": play, **more})))
-
-    with pytest.MonkeyPatch.context() as patch:
+        for one in names.split():
+            module = known[one] = importlib.import_module(f"{package}.{one}".strip("."))
+            known |= {key: kind for key, kind in vars(module).items() if isinstance(kind, type)}
+    known |= {"file": file, "partial": partial, "play": play, "printed": printed, **more}
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder, chdir(folder):
         # Local time is seven hours ahead.
         patch.setenv("TZ", "WWT-7")
         time.tzset()
-        cases(file, value)
+        cases(name, lambda text: _tried(lambda: repr(eval(text, dict(known)))))
     time.tzset()
 
 
@@ -46,6 +59,12 @@ def play(subject: object, *calls: tuple[Any, ...]) -> list[object]:
     return found
 
 
+def printed(subject: object, *calls: tuple[Any, ...]) -> object:
+    """Return as ``play``, and what was written to both streams."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        return play(subject, *calls), out.getvalue(), err.getvalue()
+
+
 def _tried(work: Callable[[], object]) -> object:
     try:
         return work()
@@ -53,5 +72,7 @@ def _tried(work: Callable[[], object]) -> object:
         return "; ".join(one["msg"] for one in error.errors())
     except Settled as settled:
         return f"{settled.outcome}: {settled}"
+    except HttpError as error:
+        return f"{error.status} {error.reason}: {error.detail} {error.headers}"
     except (OSError, ValueError, RequestError, WarpwatchError) as error:
         return f"{getattr(error, 'reason', type(error).__name__)}: {error}"

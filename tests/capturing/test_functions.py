@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from tests import expressions
@@ -11,6 +9,8 @@ from tests.conftest import Cases
 from tests.daemon.http.conftest import CAPTURE, STRAGGLER, node_in_trouble
 
 MODULES = {
+    "": "itertools json",
+    "warpwatch_runtime": "agent_metrics",
     "warpwatch_telemetry": "alerts anomalies captures records samples state",
     "warpwatch_diagnosis.trace": "reader",
     "warpwatch_capturing": "alerts child config confinement cost finisher participant policy "
@@ -25,6 +25,5 @@ def test_functions_return_the_golden_values(cases: Cases) -> None:
     known: dict[str, Any] = {"anomaly": STRAGGLER, "capture": CAPTURE, "request": CAPTURE.request}
     known |= {"state": here, "rank": here.ranks[0], "gpu": here.devices[0]}
     known = {name: partial(replace, part) for name, part in known.items()}
-    known |= {"Path": Path, "Fake": SimpleNamespace, "replace": replace, "LATE_S": LATE_S}
-    known["STRAGGLER"] = STRAGGLER
+    known |= {"LATE_S": LATE_S, "STRAGGLER": STRAGGLER}
     expressions.check(cases, "capturing/functions.txt", MODULES, known)
