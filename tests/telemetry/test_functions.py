@@ -7,7 +7,7 @@ from warpwatch_daemon.config import Config
 MODULES = {
     "": "io itertools logging",
     "warpwatch_telemetry": "alerts anomalies bus_messages captures catalogue clean_text errors "
-    "jobs log records samples sections state stream xids",
+    "jobs log newest records samples sections state stream xids",
     "warpwatch_runtime": "agent_metrics bus command_line directory files http_requests loading "
     "log_output supervisor",
 }
