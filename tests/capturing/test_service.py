@@ -43,13 +43,14 @@ def test_the_slowest_answer_and_the_fastest_rank_choose_the_start_of_all(played)
     first.answers(ready(300))
     played.step(after_s=1.0)
     assert first.requests == ["prepare"]
-    second.answers(ready(310, steps=2))
+    second.answers(ready(310, steps=2, step_s=0.3))
     played.step()
-    # 2 s of steps of 0.1 s, and 1 s that the second took to answer.
-    assert first.requests[1:] == second.requests[1:] == ["arm 1: 340"]
+    # 2 s of steps of 0.2 s at the median, and 1 s that the second took to answer.
+    assert first.requests[1:] == second.requests[1:] == ["arm 1: 325"]
     capture = played.capture(asked)
-    assert (capture.start_step, capture.steps) == (340, 2)
+    assert (capture.start_step, capture.steps) == (325, 2)
     for one in (first, second):
+        assert played.step() is True
         one.answers()
         one.set_all("exported")
     assert played.step() is False

@@ -135,13 +135,15 @@ def test_an_owner_with_too_much_has_no_more_taken_and_others_have():
 
 def test_of_one_owner_64_captures_may_wait_to_be_finished(tmp_path):
     register = CaptureRegister(Store(StoreConfig(url=tmp_path.as_uri())), Hub(10.0))
-    finisher = Finisher(register, Hub(10.0), lambda: None)
+    finisher = Finisher(register, hub := Hub(10.0), lambda: None, lambda: LATE_S)
     for number in range(65):
         register.keep(Capture(f"c{number}", MANUAL, 0.0))
         waiting: Any = SimpleNamespace(capture=register.get(f"c{number}"))
         finisher.put(waiting)
     (failed,) = [capture for capture in register.all() if capture.outcome is not None]
-    assert (failed.id, failed.outcome) == ("c64", "failed")
+    assert (failed.id, failed.outcome, failed.end_time) == ("c64", "failed", LATE_S)
+    assert failed.detail == "64 captures of  wait to be read"
+    assert counted(hub, "captures_total", "torch", "manual", "failed", "", "") == 1
 
 
 NOW = 1_800_000_000.0

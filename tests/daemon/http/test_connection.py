@@ -237,6 +237,15 @@ def test_a_client_that_comes_as_the_server_stops_is_closed(site: Site) -> None:
     assert theirs.fileno() == -1
 
 
+def test_the_answer_to_head_has_no_body_and_the_connection_stays(site: Site) -> None:
+    client = site.connect()
+    client.send(b"HEAD" + HEAD[3:] % b"2" + b"\r\n")
+    site.settle()
+    assert site.read(client).endswith(b"\r\n\r\n")
+    site.ask(client)
+    assert site.read(client).endswith(b"\r\n\r\nxx")
+
+
 def test_a_client_beyond_16_that_are_all_answered_is_closed(site: Site) -> None:
     for _ in range(16):
         site.ask(site.connect(), b"never")

@@ -157,6 +157,7 @@ def test_detectors_are_filtered(client, agent):
     fill(agent)
     ours = client.get("/api/v1/detectors?job=llama-7b&kind=data_stall").json()
     assert [len(one["readings"]) for one in ours["detectors"]] == [1]
+    assert ours["suppressed"] == []
     other = client.get("/api/v1/detectors?job=other&kind=data_stall").json()
     assert other == {"detectors": [{"kind": "data_stall", "readings": []}], "suppressed": []}
 
