@@ -88,16 +88,13 @@ def test_what_cannot_be_done_is_one_line_and_the_exit_status(line, status, said,
     assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
 
 
-def test_a_replica_of_a_server_is_captured_by_its_name():
-    serve = [{"replica": "chat-0"}, {"replica": "chat-1"}, None]
-    ranks = [{"run": f"r-{number}", "serve": of} for number, of in enumerate(serve)]
+def test_without_ranks_there_is_no_only_job_and_no_replica():
+    ranks = [{"job": "chat", "status": "stopped"}, {"job": "gone", "status": "died"}]
     api: Any = SimpleNamespace(get=lambda path: {"ranks": ranks})
-    assert run_of(api, "chat-1") == "r-1"
-    with pytest.raises(Refused, match="no replica 'r' is known; replicas: chat-0, chat-1"):
-        run_of(api, "r")
-    ranks[:] = [{"job": "chat", "status": "stopped"}, {"job": "gone", "status": "died"}]
     assert only_job(api) == "chat"
     ranks.clear()
+    with pytest.raises(Refused, match="no running job reports"):
+        only_job(api)
     with pytest.raises(Refused, match="no replica 'r' is known; replicas: none"):
         run_of(api, "r")
 

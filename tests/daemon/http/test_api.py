@@ -232,15 +232,6 @@ def test_the_daemon_of_this_machine_is_asked_through_its_socket_also_by_its_url(
     assert found == [("daemon", True), ("nvml", False), ("this machine", None)]
 
 
-def test_a_capture_is_asked_for_with_its_options(client, agent, capsys):
-    asked_for = "--with stacks --with shapes --rank 1 --kind torch --steps 3"
-    assert main(["capture", *asked_for.split()]) == 0
-    (asked,) = agent.asked
-    assert (asked.job, asked.ranks, asked.steps) == ("llama-7b", (1,), 3)
-    assert (asked.kind, asked.options) == ("torch", ("shapes", "stacks"))
-    assert capsys.readouterr().out.startswith("capture 20260921T150000-aaaaaa: begun")
-
-
 def test_status_ends_with_1_only_where_more_than_information_is_active(client, agent, capsys):
     _, straggler = agent.now.anomalies
     for changes, status in (({}, 1), ({"severity": "info"}, 0), ({"end_time": NOW}, 0)):

@@ -253,6 +253,18 @@ def test_so_does_one_of_a_run_that_another_has_followed(node):
         node.poll(at_s + 2)
 
 
+def test_what_is_made_within_the_clocks_resolution_of_a_look_is_found_at_the_next(node):
+    node.poll()
+    folders = (node.folder.path / "pods", node.folder.ranks)
+    times = [path.stat().st_mtime_ns for path in folders]
+    node.pod(A).mkdir()
+    node.ring()
+    for path, time_ns in zip(folders, times, strict=True):
+        os.utime(path, ns=(time_ns, time_ns))
+    node.poll()
+    assert (node.served(), len(node.states())) == ({A}, 1)
+
+
 DAY_S = 24 * 3600.0
 one_pod = pytest.mark.parametrize("limits", [LIMITS._replace(pods=1)])
 

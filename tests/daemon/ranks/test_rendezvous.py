@@ -1,17 +1,21 @@
 """Rings in, ranks out: counts that no restart loses or repeats, and the runs that ranks are of."""
 
 import hashlib
+import json
 import os
+import stat
+import subprocess
 import threading
 from datetime import UTC, datetime
 
 import pytest
 
 from tests.cases import cases
-from tests.daemon.ranks.sources import RankNode, ranks_source
+from tests.daemon.ranks.sources import RankNode, finds_daemon, ranks_source
 from tests.waiting import DEADLINE_S
 from warpwatch import protocol
-from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.config import RendezvousConfig
+from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
@@ -216,6 +220,44 @@ def test_a_folder_of_another_user_is_refused(tmp_path):
     os.chown(tmp_path / "run", 1234, 1234)
     with pytest.raises(UsageError, match="belongs to uid 1234"):
         RendezvousFolder(tmp_path / "run", tmp_path / "inbox", "0")
+
+
+def test_the_folder_of_all_is_open_as_far_as_it_must_be_and_says_who_serves_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("warpwatch.rendezvous.private_dir", lambda uid: str(tmp_path / "own"))
+    assert (
+        stat.S_IMODE(RendezvousFolder(tmp_path / "own", tmp_path, "0").path.stat().st_mode) == 0o700
+    )
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "daemon.lock").write_text("x" * 4096)
+    node = RankNode(tmp_path)
+    ring, folder = node.file(), node.folder
+    command = folder.commands / f"{ring.path.stem}.cmd"
+    command.write_bytes(b"x" * 9000)
+    (folder.commands / "left-r0-0123456789abcdef.cmd").touch()
+    node.hold(ring)
+    node.poll()
+    modes = [
+        stat.S_IMODE(one.stat().st_mode) for one in (folder.path, folder.commands, folder.ranks)
+    ]
+    assert (modes, command.stat().st_size) == ([0o755, 0o755, 0o1777], protocol.COMMAND_SIZE)
+    # What a process was told stays, and other files go.
+    node.source.open_ring(node.source.live()[0])[1].commands.send(ring.path.name, {"op": "x"})
+    before = command.stat().st_ino, command.read_bytes()
+    node.restart()
+    assert (os.listdir(folder.commands), command.read_bytes()) == ([command.name], before[1])
+    assert command.stat().st_ino == before[0]
+    said = subprocess.run(["cat", folder.path / "daemon.lock"], capture_output=True).stdout
+    about = {"version": "0.0.0", "uid": os.getuid(), "pid": os.getpid(), "inbox": str(folder.inbox)}
+    assert json.loads(said) == about | {"protocol": protocol.PROTOCOL_VERSION}
+    assert finds_daemon(folder.path)
+    node.close()
+    assert not finds_daemon(folder.path)
+    monkeypatch.setattr("warpwatch.rendezvous.SYSTEM_DIR", str(tmp_path / "system"))
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path / "home")}
+    chosen = [resolve(RendezvousConfig(), environ, uid)[0] for uid in (0, 4711)]
+    assert chosen == [tmp_path / "system", tmp_path / "home" / "warpwatch"]
 
 
 def test_a_death_that_no_one_saw_is_dated_before_the_successor_came(node):

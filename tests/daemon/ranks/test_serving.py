@@ -111,12 +111,12 @@ def test_only_workers_have_steps_and_a_front_end_knows_no_requests(node):
     assert list(known[3].latencies) == ["first_token"]
     assert node.rejects == {}
     # An engine without peers joins its scheduler, and who says that it ends is not waited for.
-    served(node, 0, run="r-2", world_size=1, job="alone")
-    node.poll(1.0)
     served(node, 1, run="r-2", role="scheduler", job="alone")
+    node.poll(1.0)
+    served(node, 0, run="r-2", world_size=1, job="alone")
     front.end()
     (end,) = of(End, node.poll(2.0))
-    assert (end.rank, len({s.job for s in node.states()})) == (3, 2)
+    assert (end.rank, len({s.run for s in node.states()})) == (3, 2)
 
 
 @pytest.mark.parametrize("known_pods", [lambda: {A: Pod("ns", "chat-abc")}])

@@ -109,8 +109,8 @@ def test_a_job_is_charged_what_its_device_used_while_it_ran(hub):
     assert use(hub, 80.0) == [730.0]
     assert hub.job_energy(rank("train").job_id) == 730.0
     # It begins again with a job that was gone.
-    show(hub, rank("train"), rank("a"))
-    assert [(job.name, job.world_size) for job in hub.state().jobs] == [("a", 1), ("train", 1)]
+    show(hub, rank("train"), replace(rank("a"), world_size=4))
+    assert [(job.name, job.world_size) for job in hub.state().jobs] == [("a", 4), ("train", 1)]
     show(hub)
     show(hub, rank("train"))
     assert use(hub, 90.0) == [10.0]

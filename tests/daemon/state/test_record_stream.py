@@ -1,7 +1,6 @@
 """The stream of records that fleets read: each once, bounded, by shards, after gaps."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -58,18 +57,6 @@ def test_a_reader_gets_what_comes_after_its_cursor_once(node):
     assert steps(node.read()) == [3]
     node.at = first
     assert steps(node.read()) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("put", [RecordStream.put, RecordStream.put_runs])
-def test_no_reader_comes_while_something_is_added(node, put):
-    held: list[bool] = []
-
-    def nothing() -> Iterator[Any]:
-        held.append(node.stream._lock.locked())
-        yield from ()
-
-    put(node.stream, nothing())
-    assert held == [True]
 
 
 def test_a_new_reader_hears_of_the_ranks_anomalies_captures_and_runs_that_there_are():
