@@ -243,7 +243,7 @@ def test_the_folder_of_all_is_open_as_far_as_it_must_be_and_says_who_serves_it(
     ]
     assert (modes, command.stat().st_size) == ([0o755, 0o755, 0o1777], protocol.COMMAND_SIZE)
     # What a process was told stays, and other files go.
-    node.source.open_ring(node.source.live()[0])[1].commands.send(ring.path.name, {"op": "x"})
+    node.source._shared.commands.send(ring.path.name, {"op": "x"})
     before = command.stat().st_ino, command.read_bytes()
     node.restart()
     assert (os.listdir(folder.commands), command.read_bytes()) == ([command.name], before[1])
