@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock, call
 
 import pytest
 from starlette.applications import Starlette
@@ -22,7 +23,6 @@ from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_runtime.bus import BusConfig, BusError
 from warpwatch_telemetry import bus_messages as said
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankSeen, Step
 
 NOW = 1_700_000_000.0
@@ -118,37 +118,19 @@ def test_a_request_over_the_bus_is_one_of_the_api_and_no_other(operation, status
 
 
 def test_the_last_lines_are_published_before_the_agent_leaves_the_bus(monkeypatch):
-    node, done = Node(), list[str]()
-
-    class Link:
-        is_connected, is_closed = True, False
-
-        def __init__(self, config: BusConfig, name: str) -> None:
-            done.append(name)
-
-        async def connect(self) -> None:
-            done.append("connected")
-
-        async def serve(self, subject: str, reply: object) -> None:
-            done.append(subject)
-            # It comes from another thread, at any moment.
-            agent.close()
-
-        async def publish(self, subject: str, content: bytes, ident: str) -> None:
-            await asyncio.sleep(0)
-            done.append(subject)
-
-        async def close(self) -> None:
-            done.append("left")
-
-    monkeypatch.setattr(bus, "Bus", Link)
+    node, link, who = Node(), AsyncMock(is_closed=False), said.Publisher("gpu-1", "ns/own")
+    monkeypatch.setattr(bus, "Bus", named := Mock(return_value=link))
     config = BusConfig(url="nats://127.0.0.1:9", owner="ns/own")
     about: Any = (config, "gpu-1", "0.3.0", node.stream, Starlette(), node.metrics)
     agent = bus.BusAgent(*about)
-    node.stream.put([RankSeen(NOW, "llama", 0, 1, owner="ns/own")])
+    # It comes from another thread, at any moment.
+    link.serve.side_effect = lambda *_: agent.close()
+    # A run after the end does nothing.
     agent.run()
     agent.run()
-    who = said.Publisher("gpu-1", "ns/own")
-    lines = said.records_subject(said.partition_of(JobId("ns/own", "llama", "")), who)
-    assert [*done[:3], done[-1]] == ["agent.NZZS633XNY.M5YHKLJR", "connected", who.requests, "left"]
-    assert lines in done[3:-1]
+    assert named.call_args == call(config, "agent.NZZS633XNY.M5YHKLJR")
+    names = [name for name, *_ in link.mock_calls]
+    assert [*names[:3], names[-1]] == ["connect", "serve", "publish", "close"]
+    assert names.count("connect") == 1
+    assert link.serve.call_args == call(who.requests, agent._replies.reply)
+    assert link.publish.call_args[0][0] == said.node_subject(who)
