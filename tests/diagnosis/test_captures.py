@@ -1,14 +1,17 @@
 """Verdicts on made captures: one fault or none, missing ranks, baselines, pipelines, doubts.
 
+Those of which each trace is one call are in captures.yaml.
+
 The golden file of each has all that the diagnosis says, without the numbers of single traces.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.diagnosis.captures import (
     Part,
     diagnosed,
@@ -27,12 +30,9 @@ from warpwatch_diagnosis.findings import RequestingAnomaly
 from warpwatch_diagnosis.trace.files import TraceError
 
 WORLD = 8
-SYNCHRONIZE = "cudaStreamSynchronize"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 PINNED = "Memcpy HtoD (Pinned -> Device)"
-COMPILING = "entire_frame_compile (dynamo_timed)"
 RAILS = {rank: f"gpu-{1 + rank // 4}" for rank in range(8)}
-NODES = {0: "gpu-1", 1: "gpu-1", 2: "gpu-2", 3: "gpu-2"}
 
 
 def gpu_steps(*, idle: int, exposed: int, copies: int) -> TraceFile:
@@ -258,10 +258,8 @@ def pausing(rank: int) -> TraceFile:
 
 
 STRAGGLER = RequestingAnomaly("straggler", rank=1, begin_step=412, ratio=1.6)
-OF_NO_RANK = RequestingAnomaly("straggler")
 OF_RANK_0 = RequestingAnomaly("straggler", rank=0, begin_step=0)
 WAITS, WAITS_LESS = ([cpu_rank(0, waiting_us=us), cpu_rank(1, waiting_us=9)] for us in (3750, 1500))
-HOST_BOUND = [cpu_rank(0, host_us=4000)]
 PLACES = ([0, 3], [0, 0], [True, 2], "first", None, [5, 2])
 Case = tuple[tuple[TraceFile, ...], dict[str, Any]]
 
@@ -274,179 +272,52 @@ def case(*ranks: TraceFile, **known: Any) -> Case:
 # By verdict and name.
 CAPTURES: dict[str, dict[str, Case]] = {
     "inconclusive": {
-        "losses that are each too small for a rule are not healthy together":
-            case(gpu_steps(idle=1400, exposed=990, copies=490)),
         "without the trace of the culprit": case(*WITHOUT_THE_CULPRIT),
         "without the trace of the culprit, which did not answer":
             case(*WITHOUT_THE_CULPRIT, missing={7: "no_answer"}),
         "one trace where more were asked for":
             case(WITHOUT_THE_CULPRIT[0], missing=dict.fromkeys(range(1, 10), "gone")),
-        "two of 12 ranks wait": case(*(cpu_rank(k, waiting_us=3000, world=12) for k in (1, 2))),
-        "ranks that are last by turns": case(*recommenders(True, True, turns=True)),
         "a rank that was late before the capture and is not": case(*WAITS_LESS, anomaly=OF_RANK_0),
-        "preempted requests of what is no server":
-            case(cpu_rank(0), anomaly=RequestingAnomaly("kv_thrash")),
-        "a finding that is less than what is unexplained":
-            case(unexplained(event("gpu_memcpy", PINNED, 2000, 800, 7))),
-        "idle time that is mostly outside of an annotation":
-            case(unexplained(event("user_annotation", "env.step", 1900, 2500))),
-        "slow loading without steps":
-            case(without_steps(stepped(loading(2000), kernel(0, STEP_US, -50), steps=99))),
-        "idle time of several kinds":
-            case(stepped(loading(490, kind="MultiProcessing"), kernel(1700, 8300, 1690)),
-                 anomaly=OF_NO_RANK),
         "idle time from one kernel to the next":
             case(stepped(*(kernel(20 * k, 12, -50) for k in range(500)))),
         "idle time that no late launch explains":
             case(stepped(*(kernel(200 * k, 100, -50) for k in range(50)))),
-        "a part of the ranks": case(*one_late()[:2]),
-        "ranks that are late by turns": case(*late_by_turns()),
-        "missing ranks where communication is blamed":
-            case(*(rank_trace(k, late_us=2900, transfer_us=4000) for k in range(2))),
-        "ranks without common collectives": case(rank_trace(0), rank_trace(1, name="broadcast")),
-        "the same without nodes": case(*slow_node()),
-        "a step that is slower around its operators":
-            case(slower(cpu_rank(0, host_us=1200), 1.15), baseline=[cpu_rank(0)]),
         **{f"stages at {at}": case(*stages([6000, 500], True, pipeline=at)) for at in PLACES},
-        "launches without GPU events":
-            case(stepped(operator(0, 5000), event("cuda_runtime", "cudaLaunchKernel", 10, 5),
-                         event("cuda_runtime", "cudaMalloc", 20, 5)), baseline=[cpu_rank(0)]),
     },
     "healthy": {
         "small losses are beside the time from kernel to kernel":
             case(stepped(*(kernel(100 * k, 92, -50) for k in range(90)),
                          kernel(9050, 950, -50, NCCL))),
-        "small losses are": case(gpu_steps(idle=400, exposed=500, copies=200)),
-        "two of two ranks wait": case(*(cpu_rank(k, waiting_us=3000, world=2) for k in (0, 1))),
-        "ranks hardly wait for a missing one":
-            case(*(cpu_rank(k, waiting_us=500, world=2) for k in (0, 1)), missing={2: "gone"}),
-        "ranks that are last by turns on the CPU": case(*recommenders(False, True, turns=True)),
-        "the last one for 9.4 % of the step": case(*recommenders(False, False, part=0.36)),
         "a rank that is hardly slower": case(*WAITS_LESS),
-        "a baseline that is of no use":
-            case(cpu_rank(0), baseline=[stepped(operator(0, 9000), steps=1)]),
-        "a baseline without steps":
-            case(cpu_rank(0), baseline=[graph_breaks_without_steps()]),
-        "a rare pause of a rank alone": case(pausing(0)),
-        "operators that changed": case(sorting(cpu_rank(0)), baseline=[cpu_rank(0)]),
-        "ranks against themselves":
-            case(cpu_rank(0), cpu_rank(1, host_us=1000), baseline=[cpu_rank(1), cpu_rank(0)]),
-        "even stages on the GPU": case(*stages([500, 600], True)),
-        "even stages on the CPU": case(*stages([500, 600], False)),
-        "collectives of which one in five ends together": case(*at_other_times(1000, 5)),
-        "collectives of which two in four end together": case(*at_other_times(800, 4)),
-        "a busy GPU": case(stepped(kernel(0, STEP_US, -50))),
-        # Compiled code without events of its own counts as operators.
-        "a busy CPU": case(stepped(operator(0, STEP_US, "Torch-Compiled Region: 0/0"))),
-        "a CPU that is busy for the most": case(stepped(operator(0, 9500))),
-        "memory from the driver once is growth": case(with_one(
-            (event("cuda_runtime", "cudaMalloc", 10, 3000, 77), kernel(3020, 6980, 3015)),
-            kernel(20, 9980, 15),
-        )),
     },
     "straggler": {
         **{
             f"rank {rank} of eight is late on the {where}": case(*late(rank, where == "GPU"))
             for rank in (0, 5) for where in ("GPU", "CPU")
         },
-        "the last one to every collective of one step": case(*recommenders(True, True)),
-        "the last one to every collective without annotations": case(*recommenders(True, False)),
-        "the last one to every collective on the CPU": case(*recommenders(False, False)),
-        "the last one for 10.4 % of the step": case(*recommenders(False, False, part=0.4)),
         "a slower rank": case(*WAITS),
         "a slower rank that the anomaly named": case(*WAITS, anomaly=STRAGGLER),
         "a slower rank where the anomaly named another": case(*WAITS, anomaly=OF_RANK_0),
         "a rank that is hardly slower and was late before the capture":
             case(*WAITS_LESS, anomaly=STRAGGLER),
-        "a late rank": case(*one_late()),
         "only steps that ranks have in common":
             case(rank_trace(0, first_step=5, clock_us=77), *one_late()[1:]),
-        "a slow node whose ranks are late by turns": case(*slow_node(), nodes=NODES),
-        # Ranks 0 and 1 are the first stage. The second, with the head, computes longer.
-        "a rank that was late is compared with its own stage": case(
-            *(stage(n // 2, 2, us, False) for n, us in enumerate([4000, 5000, 500, 500])),
-            anomaly=OF_RANK_0,
-        ),
     },
     "communication_bound": {
-        "two of three stages": case(*(stage(n, 3, 4000, True) for n in (0, 1))),
         "one trace alone": case(WITHOUT_THE_CULPRIT[0]),
         "transfers that got longer are compared with transfers": case(
             *(rank_trace(k, transfer_us=4000, late_us=3000) for k in range(4)),
             baseline=[rank_trace(k, transfer_us=500, late_us=2900 * (k == 0)) for k in range(4)],
         ),
-        "ranks with clocks of their own": case(
-            *(rank_trace(k, clock_us=us) for k, us in ((1, 250_000), (0, 0), (3, 40), (2, -1_700)))
-        ),
         **{
             f"ranks with {name}": case(*(rank_trace(k, name=name) for k in range(RANKS)))
             for name in ("all_gather_into_tensor", "broadcast")
         },
-        "ranks that all transfer": case(
-            *(rank_trace(k, late_us=2900 + 30 * k, transfer_us=4000) for k in range(RANKS))
-        ),
-        "steps with different numbers of collectives": case(*one_more_collective()),
         **{
             f"a rail with transfers of {us} µs":
                 case(*rails(us), nodes=nodes)
             for us, nodes in ((5000, RAILS), (1500, RAILS), (5001, None))
         },
-        "the most time to win back comes first": case(stepped(
-            loading(1500), kernel(1550, 4000, 1520),
-            kernel(5550, 4000, 1530, "ncclDevKernel_AllReduce"),
-            event("cuda_runtime", "cudaDeviceSynchronize", 1540, 8020),
-        )),
-    },
-    "host_bound": {
-        "what was so before": case(*HOST_BOUND, baseline=HOST_BOUND),
-        "idle time in an annotation":
-            case(unexplained(event("user_annotation", "env.step", 1900, 6100))),
-        "idle time that is mostly of one kind":
-            case(stepped(loading(300, kind="MultiProcessing"), kernel(1700, 8300, 1690))),
-        "kernels that are new, gone and more": case(
-            busy_trace(extra="triton_poi_fused", count=12),
-            baseline=[busy_trace(extra="old_kernel")],
-        ),
-        "a kernel that is too short to be listed is not gone":
-            case(many_kernels(25, k03=1, k07=1), baseline=[many_kernels(25, k07=1, k09=1)]),
-        "kernels of runs with different numbers of steps": case(
-            many_kernels(18, new=250, short=150), baseline=[many_kernels(19, steps=2, old=200)]
-        ),
-        "nothing changed": case(busy_trace(), baseline=[busy_trace()]),
-        "kernels that are fewer": case(busy_trace(count=9), baseline=[busy_trace()]),
-        "a CPU against a GPU": case(busy_trace(), baseline=[cpu_rank(0)]),
-        "an annotated checkpoint of one step": case(with_one(
-            (event("user_annotation", "checkpoint", 0, 3000), operator(3000, 7000)),
-            operator(3000, 7000),
-        )),
-        "one step is enough and less sure": case(cpu_rank(0, host_us=4000, steps=1)),
-    },
-    "slower_compute": {
-        "a slower step with what was so before":
-            case(slower(cpu_rank(0, host_us=4000), 1.5), baseline=HOST_BOUND),
-        "kernels that are all slower alike": case(busy_trace(factor=1.2), baseline=[busy_trace()]),
-        "kernels that are slower on two ranks":
-            case(busy_trace(factor=1.2), busy_trace(factor=1.3), baseline=[busy_trace()]),
-        "one slower kernel": case(slower_products(), baseline=[busy_trace()]),
-    },
-    "data_loading": {
-        "what is new beside what was so before":
-            case(cpu_rank(0, host_us=4100, loading_us=2500), baseline=HOST_BOUND),
-        "new loading and a straggler of no rank":
-            case(busy_trace(loading_us=3000), baseline=[busy_trace()], anomaly=OF_NO_RANK),
-    },
-    "gc_pause": {"a rare pause of one of two ranks": case(pausing(0), cpu_rank(1, steps=600))},
-    "transfer_bound": {
-        "idle time in a copy":
-            case(unexplained(event("cuda_runtime", "cudaMemcpyAsync", 1950, 5500))),
-    },
-    "sync_bound": {
-        "idle time in a wait": case(unexplained(event("cuda_runtime", SYNCHRONIZE, 1950, 6000))),
-    },
-    "pipeline_bubble": {
-        "a bubble on the GPU":
-            case(*stages([4000, 4000], True), baseline=stages([1500, 1500], True)),
-        "a bubble on the CPU": case(*stages([4000, 4000], False)),
     },
     "stage_imbalance": {
         # The third stage has two ranks; the one that computes longer is named.
@@ -455,30 +326,50 @@ CAPTURES: dict[str, dict[str, Case]] = {
                  baseline=stages([5000, 5000, 500, 2000], where == "GPU"))
         for where in ("GPU", "CPU")
     },
-    "recompilation": {
-        "compiling once may be the start": case(with_one(
-            (operator(0, 4000, COMPILING), operator(4000, 6000)), operator(0, STEP_US)
-        )),
-        "compiling once for another shape": case(with_one(
-            (operator(0, 4000, COMPILING), operator(4000, 6000, "Torch-Compiled Region: 0/1")),
-            operator(0, STEP_US),
-        )),
-        "graph breaks without steps": case(graph_breaks_without_steps()),
-    },
 }  # fmt: skip
-VERDICTS = {name: verdict for verdict, cases in CAPTURES.items() for name in cases}
+BUILDERS: dict[str, Callable[..., Any]] = {
+    builder.__name__: builder
+    for builder in (
+        at_other_times, busy_trace, cpu_rank, event, gpu_steps, graph_breaks_without_steps, kernel,
+        late_by_turns, loading, many_kernels, one_late, one_more_collective, operator, pausing,
+        rank_trace, recommenders, RequestingAnomaly, slow_node, slower, slower_products, sorting,
+        stage, stages, stepped, unexplained, with_one, without_steps,
+    )
+}  # fmt: skip
+
+
+def built(value: Any) -> Any:
+    """Return what the calls of captures.yaml make."""
+    if isinstance(value, list):
+        return [built(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    (name, given), *named = value.items()
+    known = {key: built(one) for key, one in named}
+    return BUILDERS[name](*built(given), **known) if name in BUILDERS else {name: given, **known}
+
+
+TABLES = cases(__file__)
+VERDICTS = {
+    name: verdict for made in (CAPTURES, TABLES) for verdict in made for name in made[verdict]
+}
 
 
 @pytest.mark.parametrize("name", VERDICTS)
 def test_a_capture_has_its_verdict_and_all_that_is_said_of_it(tmp_path, name, golden_case):
-    ranks, known = CAPTURES[VERDICTS[name]][name]
+    verdict = VERDICTS[name]
+    if name in TABLES.get(verdict, ()):
+        known = {key: built(value) for key, value in TABLES[verdict][name].items()}
+        ranks = known.pop("ranks")
+    else:
+        ranks, known = CAPTURES[verdict][name]
     if "baseline" in known:
         known = known | {"baseline": written(tmp_path, *known["baseline"], name="before")}
     found = diagnosed(tmp_path, *ranks, **known)
     document = found.to_json()
     del document["traces"]
     golden_case(json.dumps(document, indent=1))
-    assert found.verdict == VERDICTS[name]
+    assert found.verdict == verdict
 
 
 def test_each_file_is_announced_before_it_is_read(tmp_path):
