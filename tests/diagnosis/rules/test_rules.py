@@ -137,7 +137,10 @@ FAULTS: dict[str, dict[str, Callable[[float], list[Part]]]] = {
     },
     "transfer_bound": {
         "copies of pageable memory": lambda us: copied(us, 4.0),
-        "copies of pinned memory": lambda us: copied(us, 20.0, "Pinned"),
+        "copies of pinned memory": lambda us: [
+            *copied(us, 20.0, "Pinned"),
+            event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 0, 90, 21, bytes=900_000),
+        ],
         "copies that get faster": lambda us: copied(0.3 * STEP_US, 25 * us / STEP_US, "Pinned"),
         # Its own event is not in the trace, nor that it is pageable.
         "copies that keep the host while the GPU is idle": lambda us: [
@@ -173,7 +176,7 @@ FAULTS: dict[str, dict[str, Callable[[float], list[Part]]]] = {
     "recompilation": {
         "compiling in every step": lambda us: filled(us, operator(0, us, COMPILING)),
         "Python between pieces of compiled code":
-            lambda us: compiled(frames=4, between_us=us / 20),
+            lambda us: [*compiled(frames=4, between_us=us / 20), *reads(int(us / 10), 10)],
     },
 }  # fmt: skip
 KINDS = {name: kind for kind, faults in FAULTS.items() for name in faults}
