@@ -91,6 +91,7 @@ def recommender(rank: int, turns: bool, on_gpu: bool, annotated: bool, part: flo
         else:
             trace.operator(begin, at - begin)
             trace.annotation(f"gloo:{name}", at, end - at, tid=99)
+            trace.annotation("gloo:barrier", begin, 40, tid=97)
             if rank < 4:
                 trace.annotation("gloo:gather", begin, 500 * (4 - rank), tid=98)
     return trace

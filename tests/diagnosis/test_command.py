@@ -40,9 +40,9 @@ def test_a_problem_exits_1_and_each_form_has_it(command, tmp_path):
 
 
 def test_unusable_input_exits_2_with_one_line(command):
-    status, lines, error = command(options=("/absent.json",))
+    status, lines, error = command(options=("/absent\n.json",))
     assert (status, lines, error.count("\n")) == (2, [], 1)
-    assert "absent.json: No such file" in error
+    assert "absent .json: No such file" in error
 
 
 @pytest.mark.parametrize(
