@@ -158,6 +158,37 @@ def slow_node() -> list[TraceFile]:
     return ranks
 
 
+def synchronized(rank: int) -> TraceFile:
+    """Every rank waits for its device in each step; what rank 2 then does takes 3 ms longer."""
+    at = 3100 + LATEST_US * (rank == 2)
+    return stepped(
+        kernel(0, 3000, -50),
+        event("cuda_runtime", "cudaStreamSynchronize", 100, 2910),
+        kernel(at, 500, at - 5),
+        event("kernel", NCCL, at + 500, 9000 - at, 20, **{"Collective name": "allreduce"}),
+    )
+
+
+def chained(rank: int) -> TraceFile:
+    """Each rank shares a group with the next one only, and has a clock of its own."""
+    groups = [number for number in (0, 1) if rank - number in (0, 1)]
+    shared = (
+        event(
+            "kernel", NCCL, 6000 + 2000 * number + 700 * rank, 1000, 20,
+            **{"Collective name": "allreduce", "Process Group Name": number, "Group size": 2},
+        )
+        for number in groups
+    )  # fmt: skip
+    return stepped(kernel(0, 5000, -50), *shared)
+
+
+def sometimes_slower() -> list[TraceFile]:
+    """Rank 1 is slower than the other one in three of four steps."""
+    ranks = [cpu_rank(0, waiting_us=3750), cpu_rank(1, waiting_us=9)]
+    ranks[0].events[4:7] = cpu_rank(0).events[4:7]
+    return ranks
+
+
 def rails(slow_us: int) -> list[TraceFile]:
     """Eight ranks; rank k and k + 4 share a rail, each a group of its own."""
     traces = [rank_trace(rank, transfer_us=slow_us if rank % 4 == 3 else 1500) for rank in range(8)]
@@ -331,10 +362,11 @@ CAPTURES: dict[str, dict[str, Case]] = {
 BUILDERS: dict[str, Callable[..., Any]] = {
     builder.__name__: builder
     for builder in (
-        at_other_times, busy_trace, cpu_rank, event, gpu_steps, graph_breaks_without_steps, kernel,
-        late_by_turns, loading, many_kernels, one_late, one_more_collective, operator, pausing,
-        rank_trace, recommenders, RequestingAnomaly, slow_node, slower, slower_products, sorting,
-        stage, stages, stepped, unexplained, with_one, without_steps,
+        at_other_times, busy_trace, chained, cpu_rank, event, gpu_steps, graph_breaks_without_steps,
+        kernel, late_by_turns, loading, many_kernels, one_late, one_more_collective, operator,
+        pausing, rank_trace, recommenders, RequestingAnomaly, slow_node, slower, slower_products,
+        sometimes_slower, sorting, stage, stages, stepped, synchronized, unexplained, with_one,
+        without_steps,
     )
 }  # fmt: skip
 

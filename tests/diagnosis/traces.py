@@ -30,8 +30,9 @@ class TraceFile:
     def event(self, cat: str, name: str, at_us: float, us: float, tid: Any, **args: Any) -> None:
         pid = 0 if cat in ("kernel", "gpu_memcpy", "gpu_user_annotation") else 77
         times = {"ts": ORIGIN_US + at_us, "dur": us}
+        phase = "i" if name == "[memory]" else "X"
         self.events.append(
-            {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, **times, "args": args}
+            {"ph": phase, "cat": cat, "name": name, "pid": pid, "tid": tid, **times, "args": args}
         )
 
     def annotation(self, name: str, at_us: float, us: float, tid: int = 77) -> None:

@@ -128,10 +128,14 @@ def test_what_is_no_correlation_joins_nothing(tmp_path):
 def test_equal_arguments_are_one_object_and_different_ones_are_not(tmp_path):
     given = [{"Input Dims": [[2, 3]], "Ev Idx": 1}, {"Input Dims": [[2, 3]], "Ev Idx": 2}]
     given += [{"Input Dims": [[2, 4]]}, {"Ev Idx": 4}]
+    made = ("[False, True, False]", "[True, False, True]", "[True, True, False]")
+    given += [{"Concrete Inputs": ["", gradients]} for gradients in made]
     read = read_elements(tmp_path, *(FULL | {"cat": "cpu_op", "args": args} for args in given))
-    first, second, third, none = (e.arguments for e in read.events["operator"])
+    first, second, third, none, *backward = (e.arguments for e in read.events["operator"])
     assert first == {"Input Dims": [[2, 3]]} and third == {"Input Dims": [[2, 4]]}
     assert first is second and none is None
+    # A backward call that makes the gradient of input or weight alone.
+    assert backward == [{"One gradient": True}] * 2 + [None]
 
 
 def test_times_keep_their_nanoseconds(tmp_path):
