@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.client.daemon_side import Folder, written
 from tests.client.training import training
 from tests.waiting import eventually
@@ -14,6 +15,8 @@ from warpwatch import protocol
 from warpwatch.gc_pauses import GcPauses
 from warpwatch.ring import RingWriter
 from warpwatch.steps import StepClock
+
+PROGRAM = cases(__file__)
 
 
 @pytest.fixture
@@ -83,26 +86,10 @@ def test_it_can_be_switched_off(ring: RingWriter) -> None:
     pauses.drop()
 
 
-OURS = """
-import gc
-def ours():
-    return sum("GcPauses" in repr(callback) for callback in gc.callbacks)
-held = [[] for _ in range(100_000)]
-"""
-COLLECT = """
-wait(ours)
-gc.collect()
-child = os.fork()
-if not child:
-    os._exit(ours())
-assert (before, ours(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) == (0, 1, 0)
-"""
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_process_reports_pauses_from_its_first_step_on_a_child_none(folder: Folder) -> None:
-    with training(folder, define=OURS, main="before = ours()\nserve()") as found:
-        found.steps(1, COLLECT)
+    with training(folder, define=PROGRAM["ours"], main="before = ours()\nserve()") as found:
+        found.steps(1, PROGRAM["collect"])
 
         def totals() -> tuple[Any, ...] | None:
             found = [record for record in folder.ring().records if record.type == 5]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from warpwatch import model
 
 
@@ -26,21 +27,12 @@ class Group:
 
 
 # The meshes of real ranks are those of the shapes of programs.
-@pytest.mark.parametrize(
-    ("groups", "places"),
-    [
-        ([Group("undefined")], {}),
-        ([Group("mesh_pp", 1), Group("mesh_tp", 1)], {"pipeline": (1, 2), "tensor": (1, 2)}),
-        ([Group("mesh_dp_replicate", 1), Group("mesh_dp_shard", 1, 4)], {"data": (5, 8)}),
-        ([Group("mesh_shard", 1)], {"data": (1, 2)}),
-        ([Group("mesh_dp", 0), Group("mesh_dp_shard", 1)], {"data": (0, 2)}),
-        ([Group("CONTEXT_PARALLEL_GROUP", 1)], {"context": (1, 2)}),
-        ([Group("EXPERT_MODEL_PARALLEL_GROUP")], {}),
-    ],
-)
+@pytest.mark.parametrize(("groups", "places"), cases(__file__)["places"])
 def test_places_are_those_of_the_groups_and_meshes(
-    groups: list[Group], places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    groups: list[Any], places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    groups = [Group(*group) for group in groups]
+    places = {kind: tuple(place) for kind, place in places.items()}
     assert asked(monkeypatch, groups) == places
     # The group of all ranks says nothing of its kind: a mesh of its parameters does.
     mesh = SimpleNamespace(mesh_dim_names=("ep",), shape=(4,), get_coordinate=lambda: [3])

@@ -21,23 +21,7 @@ from warpwatch import protocol, rendezvous
 
 CASES = cases(__file__)
 
-# The program asks for a daemon, and says whether it has a ring, once for each line it reads. Errors
-# of a round end in the helper thread's loop.
-ASKING = """
-import sys, warpwatch
-monitor = warpwatch.attach()
-helper = sys.modules["warpwatch.attach"]._helper
-helper.stopping = True
-monitor.clock.wake_helper.put(None)
-helper._thread.join()
-for line in sys.stdin:
-    if line == "step\\n":
-        with monitor.step(): pass
-    helper._next_attach = 0.0
-    try: helper._round()
-    except OSError: pass
-    print(monitor.clock.ring is not None, flush=True)
-"""
+ASKING = CASES["asking"]
 
 
 class Asking:
@@ -191,22 +175,8 @@ def test_running_out_of_memory_is_reported_though_it_is_caught(folder: Folder) -
 
 
 def test_a_forked_child_leaves_ring_and_lock_to_its_parent(folder: Folder) -> None:
-    fork = (
-        "guard = sys.modules['warpwatch.attach']._guard\n"
-        "with guard: pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    assert warpwatch.attach() is not monitor\n"
-        "    for _ in range(5):\n"
-        "        with monitor.step(samples=1000), monitor.phase('child'): pass\n"
-        "    opened = [os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')\n"
-        "              if os.path.exists(f'/proc/self/fd/{fd}')]\n"
-        "    maps = open('/proc/self/maps').read()\n"
-        "    sys.exit(any('.ring' in name or 'warpwatch' in name for name in opened)\n"
-        "             or '.ring' in maps or monitor.clock.ring is not None)\n"
-        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n"
-    )
     with training(folder) as found:
-        found.steps(2, fork)
+        found.steps(2, CASES["fork"])
         eventually(lambda: folder.ring().header.totals.steps == found.number)
         ring = folder.ring()
         assert not ring.header.ended
@@ -352,29 +322,16 @@ def test_python_3_9_runs_it(folder: Folder) -> None:
     assert folder.ring().metadata["python"].startswith("3.9.")
 
 
-CLOSES_ALL = """
-first = monitor.clock.ring
-os.closerange(3, 100)
-mine = [os.open({path!r}, os.O_RDWR | os.O_CREAT) for _ in range(20)]
-# The helper thread closes the old ring's files at once, not seconds later.
-helper_thread.RETIRE_AFTER_S = 0.0
-"""
 NEW_RING = "wait(lambda: monitor.clock.ring not in (None, first))"
-CLOSED = """
-wait(lambda: not sys.modules["warpwatch.attach"]._helper._retired)
-first.close()
-assert [os.fstat(fd).st_ino for fd in mine] == [os.stat({path!r}).st_ino] * 20
-assert os.path.getsize({path!r}) == 0
-"""
 
 
 def test_a_program_that_closes_everything_gets_another_ring(folder: Folder, tmp_path: Path) -> None:
     path = str(tmp_path / "mine")
     with training(folder) as found:
         first = folder.ring().name
-        found.steps(1, CLOSES_ALL.format(path=path))
+        found.steps(1, CASES["closes_all"].format(path=path))
         found.steps(1, NEW_RING)
-        found.steps(1, CLOSED.format(path=path))
+        found.steps(1, CASES["closed"].format(path=path))
         (new,) = (ring.name for ring in folder.rings() if ring.name != first)
         ring = folder.path / "ranks" / f"{new}.ring"
         eventually(lambda: Ring(ring).header.totals.steps == found.number)

@@ -1,10 +1,14 @@
 """Stacks: the pipe that faulthandler writes into, and what the helper thread reads of threads."""
 
 import itertools
+import json
 import os
 import signal
 import stat
+import sys
+import threading
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +17,8 @@ from tests.cases import cases
 from tests.client.daemon_side import Folder, program
 from tests.client.fork_server import ForkServer
 from tests.client.training import Training, training
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
+from warpwatch import stacks
 
 PROGRAMS = cases(__file__)
 QUICK = {"WARPWATCH_HELD_STACKS": "1", "WARPWATCH_HELD_STACKS_S": "1"}
@@ -107,6 +112,7 @@ def test_a_forked_child_ends_as_always(folder: Folder, stopped: bool) -> None:
             stop(folder, found)
         fork = "if os.fork() == 0: sys.exit(7)\n"
         found.steps(1, fork + "assert os.waitstatus_to_exitcode(os.wait()[1]) == 7")
+        assert held(folder)
         found.end()
 
 
@@ -154,6 +160,37 @@ def test_the_innermost_frame_says_what_it_calls(folder: Folder) -> None:
     assert max(len(thread["frames"]) for thread in stacks["threads"]) == 128
     assert "warpwatch" in innermost
     assert "collectives" not in stacks
+
+
+def test_of_the_collectives_the_unfinished_and_each_groups_last_are_kept(monkeypatch):
+    def collectives(*dumps: str) -> Any:
+        handlers = dict(zip(stacks._HANDLERS, dumps, strict=False))
+        module = ModuleType("c10d")
+        vars(module).update(_Request=object, _Response=object, _get_handler_names=lambda: handlers)
+        vars(module)["_get_handler"] = lambda name: (
+            lambda _, answer: answer.set_content(handlers[name], "application/json")
+        )
+        monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", module)
+        return stacks.collectives_in_flight()
+
+    group: Any = SimpleNamespace(is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    assert collectives("{}") is None
+    group.is_initialized = lambda: True
+    case = PROGRAMS["collectives"]
+    assert collectives(json.dumps(case["dump"]), "[]") == case["kept"]
+    assert collectives(json.dumps(case["dump"]).ljust((8 << 20) + 1)) == []
+    many = {"entries": [{"collective_seq_id": number} for number in range(300)]}
+    assert [one["sequence"] for one in collectives(json.dumps(many))] == [*range(100, 300)]
+    # A thread that does not come back is the only one.
+    stuck = threading.Event()
+    monkeypatch.setattr(stacks, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(stacks, "_given_up", threads := [threading.Thread(target=stuck.wait)])
+    threads[0].start()
+    assert collectives("{}") is None
+    stuck.set()
+    threads[0].join(DEADLINE_S)
+    assert collectives("{}") is not None
 
 
 @pytest.mark.torch

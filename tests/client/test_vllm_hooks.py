@@ -7,8 +7,11 @@ import pytest
 
 from tests.cases import cases
 from tests.client.servers.engine_config import config
+from warpwatch import faults
 from warpwatch.hooks import vllm
 from warpwatch.hooks.serving import ServerProcess
+from warpwatch.iterations import IterationClock
+from warpwatch.monitor import Monitor, Phase
 
 CASES = cases(__file__)
 
@@ -36,6 +39,33 @@ def test_a_pass_has_drafts_and_tokens_of_before_and_a_scheduler_two_queues():
     assert vllm.work_of(output) == (40 - 5, 2, 60 + 40 + 16, 40)
     scheduler = SimpleNamespace(get_request_counts=lambda: (3, 1), get_kv_cache_usage=lambda: 0.5)
     assert vllm._sample(scheduler) == (3, 1, 0.5)
+
+
+def test_a_hook_that_fails_costs_its_phase_alone_and_a_call_that_fails_its_iteration():
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    process, before = ServerProcess(), faults.count()
+    process.clock = clock = IterationClock()
+    process.monitor = Monitor(clock)
+    process.lead()
+    assert (clock.serving.exact, clock.waits, process.leads) == (True, False, True)
+    process.begin(True)
+    assert (clock.open, clock.after_idle, clock.tokens) == (True, True, 0)
+    seen: list[Any] = []
+    for first in (lambda _: False, fail, lambda _: None):
+        call = process.around(abs, before=first, phase=f"part_{len(seen)}", after=seen.append)
+        assert call(-3) == 3
+    assert process.around(abs, after=fail)(-3) == 3
+    assert (clock.phase_names, faults.count() - before) == (["part_0"], 5)
+    with pytest.raises(ZeroDivisionError):
+        process.around(fail)()
+    assert not clock.open
+    clock.capturing = True
+    assert not isinstance(process.phase("forward"), Phase)
+    process.begin(False)
+    process.rest()
+    assert not clock.open
 
 
 def test_independent_engines_of_one_server_are_replicas():
