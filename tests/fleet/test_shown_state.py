@@ -5,17 +5,21 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 from prometheus_client import generate_latest
 
+from tests.cases import cases
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, run, seen, step
 from tests.golden_lines import line
 from warpwatch._version import __version__
+from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.bus.fleet import WorkerDetails
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.series import Series
 from warpwatch_fleet.targets import Target
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, RankEvent
 
 
@@ -87,3 +91,50 @@ def test_all_that_is_known_of_two_nodes_is_golden(golden_case):
     cluster.now += 3
     text = "".join(lines) + generate_latest(metrics.registry).decode()
     golden_case(text.replace(__version__, "VERSION"))
+
+
+def dated(about: Any) -> Any:
+    """Return what a line says with times of the wall clock."""
+    if isinstance(about, list):
+        return [dated(one) for one in about]
+    if not isinstance(about, dict):
+        return about
+    times = {key: one for key, one in about.items() if key.endswith("time") and one is not None}
+    return {key: dated(one) for key, one in about.items()} | {
+        key: at + NOW for key, at in times.items()
+    }
+
+
+@pytest.mark.parametrize("name", AGENTS := cases(__file__)["agents"])
+def test_what_the_lines_of_an_agent_become_is_golden(name, golden_case, monkeypatch):
+    for limit in ("RANKS", "CAPTURES", "RUNS", "DEVICES", "SENTENCES", "SERIES"):
+        monkeypatch.setattr(f"warpwatch_fleet.node.MAX_{limit}", 3)
+    for limit, most in (("TEXT", 20), ("EARLY_BYTES", 200), ("ANOMALIES", 6)):
+        monkeypatch.setattr(f"warpwatch_fleet.node.MAX_{limit}", most)
+    node, now, said = Node(Target("10.0.0.1:9400")), NOW, list[str]()
+    node.up = True
+    for one in AGENTS[name]:
+        try:
+            if isinstance(one, float):
+                now += one
+            elif one == "down":
+                node.up = False
+            elif one == "begin":
+                node.begin()
+            else:
+                line_of_it = json.dumps(dated(one)).encode()
+                said += [f"{record}\n" for record in node.feed(line_of_it, now)]
+        except AgentError as error:
+            said.append(f"{error}\n")
+        refused = ", ".join(f"{why}: {count}" for why, count in node.refused.items())
+        said.append(f"{one}: {node.lost} lost, {refused}; {len(node.unreported)} unreported\n")
+    kinds = (("straggler", 1), ("straggler", 2), ("hang", 1), ("comm_slow", 1), ("data_stall", 1))
+    same = [Anomaly(0, "info", "", "llama", rank, id="", kind=kind) for kind, rank in kinds]
+    has = [node.has_active(one, JobId("", "llama", ""), "-fleet") for one in same]
+    known: dict[str, Any] = {
+        "node": [node.health(now)], "anomaly": node.anomalies(), "device": node.devices(),
+        "capture": node.shown_captures(), "run": node.runs(),
+    }  # fmt: skip
+    said += [f"{node.name} {node.cursor} {node.version} {node.clock - NOW} {has}\n"]
+    said += [f"{what} {one}\n" for what, some in known.items() for one in some]
+    golden_case("".join(said).replace(__version__, "VERSION"), name)
