@@ -173,6 +173,7 @@ def test_what_is_asked_of_an_agent_and_what_becomes_of_its_part_is_golden(
 
 def kept_capture(about: dict[str, Any]) -> Capture:
     names = {one: about.pop(one, getattr(TRAIN, one)) for one in ("owner", "run")}
+    names["anomaly_id"] = about.pop("anomaly_id", None)
     request = replace(MANUAL, job=about.pop("job", "train"), **names)
     ranks = tuple(msgspec.convert(one, RankCapture) for one in about.pop("ranks"))
     return Capture(request=request, ranks=ranks, files=tuple(about.pop("files", ())), **about)
@@ -214,6 +215,10 @@ class Kept:
 
     def replies(self, reply: Any) -> None:
         self.link.reply = REPLIES.get(str(reply), reply)
+
+    def name(self, are_shared: bool, anomaly_id: str | None) -> str:
+        self.captures.are_shared = are_shared
+        return self.captures._name_of(replace(MANUAL, anomaly_id=anomaly_id))
 
     def away(self) -> None:
         self.cluster.nodes["gpu-2"].up = False
@@ -362,6 +367,7 @@ def test_a_healthy_job_is_captured_when_it_is_due_and_not_again_after_a_restart(
         time=1.0, severity="warning", summary="", rank=3, **TRAIN.fields(), id="1", kind="gc_pause"
     )  # fmt: skip
     fleet.agents[1].stream.put_anomaly(sick)
+    fleet.agents[1].stream.put_anomaly(replace(sick, id="2", rank=1, end_time=2.0))
     fleet.hear()
     assert [one.id for one in taken(fleet, 3600.0)] == [capture.id]
     # By hand it is captured with the rank that the anomaly names.

@@ -24,10 +24,9 @@ from warpwatch_fleet.merging import RecordMerger
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.bus_messages import partition_of
-from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent, Serve
-from warpwatch_telemetry.stream import AnomalyLine, CursorLine, encode_stream_line
+from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
 STEP_S = 0.5
 
@@ -142,22 +141,6 @@ def test_what_an_anomaly_of_the_fleet_does_and_what_speaks_for_it_name_nodes(two
         "rank 3 is slow; rank 3 had to page (on gpu-2); comm_slow: all wait; "
         "rank 1 waits for rank 3 (on gpu-1)"
     )
-
-
-def test_an_anomaly_that_a_restarted_agent_does_not_report_again_has_ended():
-    cluster = TestCluster(TestNode("gpu-1", ahead_s=100.0))
-    (node,) = cluster.nodes
-    for ident in ("1", "2"):
-        node.stream.put_anomaly(found_by_agent("xid", id=ident))
-    cluster.hear()
-    node.stream = RecordStream()
-    node.stream.put_anomaly(found_by_agent("xid", id="2"))
-    ends = []
-    for after_s in (0.0, 29.9, 0.1, 600.0):
-        cluster.now += after_s
-        cluster.hear()
-        ends.append([one.end_time for one in cluster.anomalies()])
-    assert ends == [[None, None], [None, None], [NOW + 30, None], [NOW + 30, None]]
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 3600.0])
@@ -362,43 +345,6 @@ def test_ranks_go_on_under_the_new_address_of_their_agent(is_removed, master):
     assert [cluster.job().members[rank].steps for rank in (0, 2)] == [360, 360]
 
 
-def test_an_agent_of_a_tenant_speaks_for_its_owner_alone():
-    cluster = TestCluster(TestNode("gpu-1"), owner="ns/other")
-    cluster.nodes[0].say(seen(0), seen(1, owner="ns/other"))
-    foreign = found_by_agent("hang", job="llama", owner=OWNER)
-    cluster.nodes[0].stream.put_anomaly(foreign)
-    cluster.nodes[0].stream.put_anomaly(replace(foreign, id="2", owner="ns/other"))
-    cluster.hear()
-    assert cluster.job().id.owner == "ns/other"
-    assert [one.id for one in cluster.anomalies()] == ["2@gpu-1:9400"]
-    assert cluster.cluster.count_refused() == {"other_owner": 1, "bad_anomaly": 1}
-
-
-def test_captures_of_a_node_are_bounded_in_the_fleets_time_and_without_their_pages():
-    cluster = TestCluster(TestNode("gpu-1", ahead_s=100), owner="ns/team")
-    request = CaptureRequest("llama", "torch", "manual", owner=OWNER)
-    known = Capture(
-        "20261122T201500-000000", request, NOW + 100, (RankCapture(0, "written", file="rank0.gz"),),
-        folder="/store", files=("rank0.gz", "report.html"),
-        diagnosis={"verdict": "x" * 900, "findings": []},
-    )  # fmt: skip
-    foreign = replace(known, id=f"{known.id}-2", request=replace(request, owner="ns/other"))
-    more = (replace(known, id=f"20261122T201500-{number:06x}") for number in range(30))
-    cluster.nodes[0].stream.put_captures([replace(known, id="../../etc"), foreign, *more])
-    own = found_by_agent("oom", time=NOW + 40, end_time=NOW + 100, owner=OWNER)
-    cluster.nodes[0].stream.put_anomaly(own)
-    cluster.hear()
-    assert [(one.time, one.end_time) for one in cluster.anomalies()] == [(NOW - 60, NOW)]
-    (node,) = cluster.cluster.nodes.values()
-    shown = list(node.shown_captures())
-    assert [one.id[-2:] for one in shown] == [f"{number:02x}" for number in range(10, 30)]
-    newest = shown[-1]
-    assert (newest.time, newest.ranks[0].node) == (NOW, "gpu-1:9400")
-    assert (newest.folder, newest.files) == (None, ("rank0.gz",))
-    assert newest.diagnosis == {"verdict": "x" * 500}
-    assert cluster.cluster.count_refused() == {"bad_capture": 2}
-
-
 GARBAGE = (
     b"", b"\xff\xfe", b"[]", b"{", b"[" * 100_000, b'{"type":"anomaly","anomaly":{"id":1}}',
     b'{"type":"cursor"}', b'{"type":"step","time":1e999}',
@@ -416,30 +362,6 @@ def test_garbage_is_counted_and_nothing_else(two, line):
     train(two, 5)
     assert len(two.cluster.jobs) == 1
     assert sum(two.cluster.count_refused().values()) == 1
-
-
-def test_too_many_ranks_and_a_record_as_long_as_a_book_are_refused_and_the_agent_named():
-    cluster = TestCluster(TestNode("gpu-1"))
-    records = [seen(0, job=f"job-{number}") for number in range(1030)]
-    lines = [encode_line(one) or b"" for one in (*records, seen(0, device="x" * 5000))]
-    lines.append(encode_stream_line(AnomalyLine(found_by_agent("oom", device="x" * 65_536))))
-    cluster.cluster.feed("gpu-1:9400", lines, cluster.now)
-    cluster.hear()
-    assert len(cluster.cluster.jobs) == 1024
-    assert cluster.cluster.count_refused() == {"too_many_ranks": 6, "too_long": 2}
-    reason = cluster.cluster.nodes["gpu-1:9400"].health(cluster.now).reason
-    assert reason == "8 lines were refused, most of them: too_many_ranks"
-
-
-def test_what_comes_before_an_agent_has_told_its_time_is_bounded(monkeypatch):
-    cluster = TestCluster(TestNode("gpu-1"))
-    lines = [encode_line(seen(rank, world=99)) or b"" for rank in range(10, 99)]
-    monkeypatch.setattr("warpwatch_fleet.node.MAX_EARLY_BYTES", 4 * len(lines[0]) + 1)
-    cluster.cluster.feed("gpu-1:9400", lines, cluster.now)
-    assert cluster.cluster.jobs == {}
-    cluster.hear()
-    assert sorted(cluster.job().members) == [97, 98]
-    assert cluster.cluster.nodes["gpu-1:9400"].lost == len(lines) - 2
 
 
 def test_a_name_belongs_to_the_first_agent_that_has_it_until_it_is_away():
@@ -685,22 +607,6 @@ def test_the_health_of_an_agent_says_the_worst_of_what_is_wrong(golden_case):
             setattr(node, attribute, value)
         lines.append(f"{name}: {node.health(now)}\n".replace(__version__, "VERSION"))
     golden_case("".join(lines))
-
-
-def test_what_an_agent_makes_up_grows_nothing_without_end(monkeypatch):
-    for what in ("RANKS", "DEVICES", "ANOMALIES"):
-        monkeypatch.setattr(f"warpwatch_fleet.node.MAX_{what}", 10)
-    cluster = TestCluster(TestNode("gpu-1"))
-    cluster.hear()
-    node = cluster.cluster.nodes["gpu-1:9400"]
-    for number in (*range(100), 0):  # the first is known when it comes again
-        said = seen(0, job=f"job-{number}"), step(0, number, NOW, run=f"run-{number}")
-        lines = [encode_line(one) for one in (*said, DeviceReading(NOW, f"GPU-{number}", {}))]
-        lines.append(encode_stream_line(AnomalyLine(found_by_agent("oom", id=str(number)))))
-        cluster.cluster.feed("gpu-1:9400", filter(None, lines), NOW)
-    kept = node._ranks, node.samples, cluster.cluster.jobs, cluster.anomalies()
-    assert [len(one) for one in kept] == [10] * 4
-    assert node.refused == {"too_many_ranks": 90, "bad_device": 90}
 
 
 def test_an_owner_with_many_jobs_gives_way_to_one_with_few(monkeypatch):

@@ -145,13 +145,6 @@ def test_an_agent_that_refuses_says_why_and_a_tenants_own_is_not_shown_the_token
         followed(AgentsConfig(owner_token_files={"ns/team": file}, allow_plain=True), own, stop)
 
 
-def test_nobody_listens_there():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(AgentError, match="ConnectError"):
-        followed(AgentsConfig(), Target(f"127.0.0.1:{port}"), stop)
-
-
 @contextmanager
 def answering(body: bytes) -> Iterator[Target]:
     """Run a server that sends this to the first peer and holds the connection."""

@@ -11,20 +11,17 @@ from textual.widgets import DataTable
 
 from tests.cases import cases
 from tests.daemon.http.conftest import local_client, socket_of
-from tests.fleet.nodes import NOW, TestCluster, TestNode, run
+from tests.fleet.nodes import NOW, run
 from tests.fleet.shown import crowded_state, fleet, fleet_state, node, server, with_nodes
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import status, top_screen
 from warpwatch_daemon.cli.top_screen import Top, TopClient
-from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_fleet.page import heatmap, nodes
 from warpwatch_serving.bodies import PageFilters
 from warpwatch_serving.page.findings import headline
 from warpwatch_serving.page.jobs import ranked
 from warpwatch_serving.page.selection import Selection
 from warpwatch_serving.server import Server
-from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import State
 
@@ -221,26 +218,3 @@ def test_the_headline_says_what_the_fleet_does_not_see(golden):
     found = {name: headline(state) for name, state in states.items()}
     lines = [f"{name}: {one.level}: {one.sentence} {one.notes}" for name, one in found.items()]
     golden("http/fleet_headlines.txt", "\n".join(lines).encode())
-
-
-def test_of_a_device_what_the_page_shows_is_kept():
-    agent = TestNode("gpu-1")
-    cluster = TestCluster(agent)
-    cluster.hear()
-    many: dict[SeriesKey, float] = {
-        ("device_fan_ratio", (str(number),)): 1.0 for number in range(500)
-    }
-    agent.say(*(DeviceReading(NOW, one.device.uuid, {**one.values, **many}) for one in node(1)[1]))
-    cluster.hear()
-    followed = cluster.cluster.nodes[agent.address]
-    kept = {one.device.uuid: one for one in followed.devices()}
-    assert list(kept) == [f"GPU-001-{index}" for index in range(8)]
-    assert {gpu.tone for gpu in nodes.gpus(tuple(kept.values()), NOW)} == {"busy"}
-    assert all(0 < len(sample.values) < 10 for sample in kept.values())
-    followed.up = False
-    assert {(one.up, one.reason) for one in followed.devices()} == {(False, "stale")}
-    agent.stream = RecordStream()
-    for left in (8, 0):
-        cluster.hear()
-        assert len(followed.samples) == left
-        cluster.now += 30

@@ -1,10 +1,8 @@
 """Runs over nodes, of the summaries that each agent keeps of its own ranks."""
 
 import itertools
-from typing import Any
 
 import msgspec
-import pytest
 
 from tests.cases import cases
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, run, seen
@@ -58,19 +56,6 @@ def test_runs_without_an_id_are_joined_as_their_ranks_are():
         node.stream.put_runs([run(number, run=f"start-{number}")])
     cluster.hear()
     assert [(one.run, one.ranks) for one in shown(cluster)] == [("start-0", (0, 1))]
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"owner": "ns/other"}, {"schema": 2}, {"version": "v" * 501}, {"first_time": 1e300}]
-)
-def test_what_an_agent_says_of_runs_is_checked_and_bounded(wrong: dict[str, Any]) -> None:
-    tenant = TestNode("sidecar")
-    cluster = TestCluster(tenant, owner=OWNER)
-    tenant.stream.put_runs([run(0, **wrong)])
-    tenant.stream.put_runs([run(0, run=str(number)) for number in range(25)])
-    cluster.hear()
-    assert cluster.cluster.count_refused() == {"bad_run": 1}
-    assert [one.run for one in shown(cluster)] == [str(number) for number in range(5, 25)]
 
 
 def test_runs_are_merged_anew_every_five_seconds():

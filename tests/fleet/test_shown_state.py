@@ -109,9 +109,12 @@ def dated(about: Any) -> Any:
 def test_what_the_lines_of_an_agent_become_is_golden(name, golden_case, monkeypatch):
     for limit in ("RANKS", "CAPTURES", "RUNS", "DEVICES", "SENTENCES", "SERIES"):
         monkeypatch.setattr(f"warpwatch_fleet.node.MAX_{limit}", 3)
-    for limit, most in (("TEXT", 20), ("EARLY_BYTES", 200), ("ANOMALIES", 6)):
+    bytes_ = {"EARLY_BYTES": 200, "RECORD_BYTES": 250, "ANOMALY_BYTES": 600, "RUN_BYTES": 900}
+    for limit, most in (bytes_ | {"TEXT": 20, "ANOMALIES": 6}).items():
         monkeypatch.setattr(f"warpwatch_fleet.node.MAX_{limit}", most)
-    node, now, said = Node(Target("10.0.0.1:9400")), NOW, list[str]()
+    labels = {"owner": "ns/team"} if "tenant" in name else {}
+    target = Target("10.0.0.1:9400", labels, node="gpu-1" if "bus" in name else None)
+    node, now, said = Node(target), NOW, list[str]()
     node.up = True
     for one in AGENTS[name]:
         try:

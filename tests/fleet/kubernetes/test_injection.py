@@ -126,11 +126,13 @@ def test_the_charts_own_certificate_is_of_the_service_that_is_asked(helm4, tmp_p
         (b" " * 2_097_153, 413),
         (b'{"request": {"object": {"spec": 1}}}', 200),
         (b"[" * 100_000, 400),
+        (b'{"request": {"uid": "x"}}', 200),
     ],
-    ids=["empty", "open", "list", "largest", "too_large", "no_label", "deep"],
+    ids=["empty", "open", "list", "largest", "too_large", "no_label", "deep", "no_pod"],
 )
 def test_what_is_no_review_is_refused(served: Served, body: bytes, status: int) -> None:
-    assert served.http.post("/inject", content=body).status_code == status
+    answer = served.http.post("/inject", content=body)
+    assert (answer.status_code, b'"allowed":true' in answer.content) == (status, status == 200)
     assert served.http.get("/inject").status_code == 405
     hostile = {"metadata": {"labels": LABELS}, "spec": {"containers": [1]}}
     review = {"request": {"uid": "x", "object": hostile}}
@@ -161,8 +163,10 @@ def test_a_renewed_certificate_is_taken_up(parts: str, tmp_path: Path) -> None:
         own.close()
 
 
-@pytest.mark.parametrize("parts", ["", "env: 1", "initContainers: []"])
-def test_parts_that_are_none_are_refused_in_one_line(tmp_path: Path, parts: str) -> None:
-    with pytest.raises(UsageError, match=r"pod\.yaml: ") as refused:
+@pytest.mark.parametrize(
+    ("parts", "at"), [("", "file"), ("env: 1", "initContainers"), ("initContainers: []", "env")]
+)
+def test_parts_that_are_none_are_refused_in_one_line(tmp_path: Path, parts: str, at: str) -> None:
+    with pytest.raises(UsageError, match=rf"pod\.yaml: {at}: ") as refused:
         Served(tmp_path, parts)
     assert "\n" not in str(refused.value)

@@ -53,21 +53,6 @@ def test_the_condition_says_which_fault_needs_service_and_since_when(told, golde
     assert kept == {"Ready", "GpuHealthy"}
 
 
-@pytest.mark.parametrize("is_removed", [False, True])
-def test_of_a_node_whose_agent_is_away_the_condition_is_unknown(told, is_removed):
-    seen = []
-
-    def leave() -> None:
-        seen.append((told.condition()["status"], told.condition()["reason"]))
-        if is_removed:
-            told.cluster.cluster.set_targets({})
-        told.cluster.now += 1
-
-    told.rounds(2, leave, after_s=60)
-    assert seen == [("True", "NoFault"), ("Unknown", "AgentAway")]
-    assert told.taints() == []
-
-
 def test_one_node_is_tainted_by_its_fault_and_free_when_it_is_well_again(told, golden):
     put_taint(told, OTHER)
     for node in (0, 1):
