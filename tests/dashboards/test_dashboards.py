@@ -27,8 +27,6 @@ from warpwatch_telemetry.state import LATENCY_BOUNDS_S, Histogram, ServeState
 
 DASHBOARDS = dashboards()
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-# All values of these at once are too much for a page.
-BEGIN_WITH_ONE = {("node", "instance"), ("training-job", "job"), ("inference-server", "job")}
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -75,36 +73,6 @@ def test_panels_have_numbers_of_their_own_and_fill_the_width_without_overlap(nam
         # A line begins where the highest panel of the one above it ends, at the earliest.
         for line, following in itertools.pairwise(lines):
             assert line + max(one["h"] for one in places if one["y"] == line) <= following
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_all_also_matches_what_lacks_the_label(name: str) -> None:
-    source, *variables = DASHBOARDS[name]["templating"]["list"]
-    assert (source["name"], source["type"], source["query"]) == (
-        "datasource",
-        "datasource",
-        "prometheus",
-    )
-    assert [variable["name"] for variable in variables[:3]] == ["cluster", "node", "instance"]
-    for variable in variables:
-        if variable["type"] in ("textbox", "custom"):
-            continue
-        begins_with_one = (name, variable["name"]) in BEGIN_WITH_ONE
-        assert variable["multi"] and variable["includeAll"] is not begins_with_one
-        assert variable.get("allValue") == (None if begins_with_one else ".*")
-        assert variable["datasource"] == SOURCE
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_variable_follows_those_before_it(name: str) -> None:
-    _, cluster, *others = DASHBOARDS[name]["templating"]["list"]
-    before = [cluster["name"]]
-    for variable in others:
-        if variable["type"] in ("textbox", "custom"):
-            continue
-        asked = re.findall(r'~"\$(\w+)"', variable["query"]["query"])
-        assert set(asked) >= {"cluster"} and set(asked) <= set(before), variable["name"]
-        before.append(variable["name"])
 
 
 def test_links_lead_to_dashboards_variables_and_columns_that_exist() -> None:

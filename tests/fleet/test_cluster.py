@@ -345,25 +345,6 @@ def test_ranks_go_on_under_the_new_address_of_their_agent(is_removed, master):
     assert [cluster.job().members[rank].steps for rank in (0, 2)] == [360, 360]
 
 
-GARBAGE = (
-    b"", b"\xff\xfe", b"[]", b"{", b"[" * 100_000, b'{"type":"anomaly","anomaly":{"id":1}}',
-    b'{"type":"cursor"}', b'{"type":"step","time":1e999}',
-    b'{"type":"rank","time":1,"job":"x","rank":5,"world_size":2}', b'{"type":[[]]}',
-    b'{"type":"step","job":"x","duration_s":1,"step":1,"time":1%s}' % (b"0" * 400),
-    b'{"type":"clock","time":1e300}', b'{"type":"rank","time":1e300,"job":"x","world_size":2}',
-    b'{"type":"device","time":-1,"device":"GPU-1"}',
-    json.dumps({"type": "rank", "time": 1, "job": "x" * 1000, "rank": 0}).encode(),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("line", GARBAGE)
-def test_garbage_is_counted_and_nothing_else(two, line):
-    two.cluster.feed("gpu-1:9400", [line], two.now)
-    train(two, 5)
-    assert len(two.cluster.jobs) == 1
-    assert sum(two.cluster.count_refused().values()) == 1
-
-
 def test_a_name_belongs_to_the_first_agent_that_has_it_until_it_is_away():
     first, second = TestNode("gpu-1"), TestNode("gpu-1", address="gpu-9:9400")
     cluster = TestCluster(first, second).cluster
@@ -389,13 +370,6 @@ def test_a_name_that_no_node_can_have_is_refused(name):
     cluster = TestCluster(TestNode(name, address="gpu-9:9400"))
     with pytest.raises(AgentError, match="is not a node's name"):
         cluster.hear()
-
-
-def test_a_tenants_agent_takes_no_name_of_a_node():
-    cluster = TestCluster(TestNode("gpu-1", address="10.0.0.7:9400"), owner=OWNER)
-    cluster.hear()
-    assert cluster.cluster.names() == {"10.0.0.7:9400": "10.0.0.7:9400"}
-    assert not cluster.cluster.node_names.has("gpu-1")
 
 
 def test_records_of_several_nodes_come_in_order_and_late_ones_as_of_now():

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,6 +19,7 @@ from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError, AgentLink
 from warpwatch_fleet.bus.fleet import WorkerFleet
 from warpwatch_fleet.config import FleetFile
+from warpwatch_fleet.fleet import Fleet, _every
 from warpwatch_fleet.source import FleetSource
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
@@ -89,17 +91,26 @@ def test_what_is_opened_is_counted_captured_and_told(tmp_path, stack, monkeypatc
     found = Anomaly(NOW, "warning", "!", id="a1", kind="straggler", rank=1, **about)
 
     async def evaluate() -> list[Change]:
-        return [Change("opened", found), Change("updated", found)]
+        return [Change("opened", found), Change("updated", replace(found, job="other"))]
 
     monkeypatch.setattr(fleet._source, "evaluate", evaluate)
+    due = Mock(wraps=fleet._cluster.leases_due)
+    monkeypatch.setattr(fleet._cluster, "leases_due", due)
     asyncio.run(fleet._evaluate())
+    assert due.call_args.args[1] == {found.job_id}
     labels = {"kind": "straggler", "severity": "warning"}
     assert fleet.metrics.registry.get_sample_value("warpwatch_anomalies_total", labels) == 1
     assert caplog.messages[-1] == (
         "no lease of llama from gpu-1:9400, so that agent reports the job's anomalies beside this "
         "fleet: away (and 1 more)"
     )
+    fleet._source.links.refusal = Refused("refused_busy", "it leaves")
+    asyncio.run(fleet._evaluate())
+    assert caplog.messages[-1].endswith(": it leaves (and 1 more)")
+    assert len(fleet._changes) == 4
+    fleet._source.links.refusal = AgentError("away")
     fleet._advance_triggers()
+    assert fleet._changes == []
     (decision,) = fleet.overview().decisions
     assert (decision.anomaly_id, decision.outcome) == ("a1", "failed")
     loops: dict[str, Mock] = {}
@@ -108,8 +119,60 @@ def test_what_is_opened_is_counted_captured_and_told(tmp_path, stack, monkeypatc
     fleet._start_loops()
     intervals_s = {"captures": 5, "stacks": 5, "retention": 60, "triggers": 0.5, "schedules": 30}
     assert {name: loop.s for name, loop in loops.items()} == intervals_s
+    fleet._wake()
     fleet._stop()
     assert [name for name, loop in loops.items() if loop.stop.called] == ["schedules"]
+    assert [name for name, loop in loops.items() if loop.wake.called] == ["captures", "stacks"]
+
+
+def test_a_fleet_exports_what_is_its_own_and_serves_the_first_socket(
+    tmp_path, stack, monkeypatch, caplog
+):
+    node, link = TestNode("gpu-1"), "https://fleet.example.com"
+    node.say(seen(0, 1, "one"))
+    own: Any = {"public_url": link, "schedules": [{"job": "*", "every": 3600}]}
+    fleet = worker(stack, tmp_path, node, **own)
+    fleet._register.keep(TAKEN)
+    assert Fleet._complete_state(fleet) is None
+    fleet._cluster.nodes[node.address].reason = ""
+    assert [one.job for one in Fleet._complete_state(fleet).ranks] == ["one"]
+    found = Anomaly(NOW, "warning", "!", id="a1", kind="straggler", judged_by="fleet")
+    theirs = replace(found, id="a2", time=NOW - 9, end_time=NOW, judged_by="agent")
+    monkeypatch.setattr(fleet._cluster, "anomalies", lambda: iter((found, theirs)))
+    assert [one.id for one in Fleet.overview(fleet).anomalies] == ["a2", "a1"]
+    exported, active = fleet.exported(), list[Any]()
+    assert (exported.anomalies, exported.captures, exported.public_url) == (
+        (found,),
+        (TAKEN,),
+        link,
+    )
+    monkeypatch.setattr(fleet._schedules, "advance", lambda now, some: active.extend(some))
+    fleet._advance_schedules()
+    assert active == [found]
+    fleet._cluster.raised[ASKED.job_id] = {"hang": 2}
+    assert fleet._run_parts()[1] == {ASKED.job_id: {"hang": 2}}
+    (file := tmp_path / "file").touch()
+    places = [SimpleNamespace(path=path) for path in (file / "a", tmp_path / "b", tmp_path / "c")]
+    monkeypatch.setattr("warpwatch_fleet.fleet.rendezvous.candidates", lambda *_: places)
+    fleet._bind_locally()
+    assert [one.name for one in tmp_path.glob("*-api")] == ["b-fleet-api"]
+    del places[1:]
+    fleet._bind_locally()
+    assert caplog.messages[-1] == "no socket, so the web page needs the token"
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            raise asyncio.CancelledError
+
+    async def work() -> None:
+        raise ValueError
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(_every(7.0, work))
+    assert (slept, caplog.messages[-1]) == ([7.0, 7.0], "a round of work failed")
 
 
 def test_a_fleet_whose_bus_does_not_close_ends(tmp_path, stack, monkeypatch):

@@ -331,7 +331,16 @@ async def test_a_lease_that_has_expired_is_renewed_while_no_other_has_it(play: P
     _, revision = await bucket.get("p.7") or (b"", 0)
     await bucket.remove("p.7", revision)
     assert await leases.renew(7) and leases.is_certain(7)
-    assert not await PartitionLeases(bucket, "b").acquire(7)
+    other = PartitionLeases(bucket, "b")
+    assert not await other.acquire(7)
+    _, revision = await bucket.get("p.7") or (b"", 0)
+    await bucket.remove("p.7", revision)
+    assert await other.acquire(7)
+    assert [await leases.renew(7), leases.is_certain(7), other.is_certain(7)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_large_batch_is_published_in_full_portions():

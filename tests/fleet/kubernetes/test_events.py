@@ -11,7 +11,7 @@ from tests.fleet.kubernetes.api_server import NODE, ApiServer
 from tests.fleet.kubernetes.told import LINK, Told, fault
 from tests.fleet.nodes import NOW, seen
 from warpwatch_fleet.config import FleetConfig, KubernetesConfig
-from warpwatch_fleet.kubernetes.api import KubernetesError, timestamp
+from warpwatch_fleet.kubernetes.api import timestamp
 from warpwatch_fleet.kubernetes.events import EventPublisher
 from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_runtime.agent_metrics import AgentMetrics
@@ -88,14 +88,6 @@ def test_a_flood_is_told_a_few_at_a_time_and_a_long_text_is_cut(told):
     events = told.rounds(2)
     assert len(events) == 15
     assert max(len(one["message"]) for one in events) < 400
-
-
-def test_a_namespace_that_is_gone_holds_up_no_other_event(told):
-    told.nodes[0].say(seen(0, world=2, owner="ns/gone", pod="llama-0", pod_uid="0a1b"))
-    told.find(straggler(rank=0, owner="ns/gone"), fault(2))
-    with pytest.raises(KubernetesError, match="404: "):
-        told.rounds()
-    assert "Xid" in told.reasons()
 
 
 def test_what_a_server_does_not_take_is_counted_by_what_it_is_said_once_and_tried_again(

@@ -81,20 +81,6 @@ def test_one_node_is_tainted_by_its_fault_and_free_when_it_is_well_again(told, g
     golden("fleet/events.txt", "\n".join(sorted(lines)).encode())
 
 
-def test_a_taint_that_a_person_took_away_or_put_there_is_left_alone(told: Told) -> None:
-    foreign = OWN | {"value": "by-hand"}
-    put_taint(told, foreign)
-    told.rounds(2)
-    assert told.taints() == [foreign]
-    put_taint(told, OTHER)
-    told.find(fault())
-    told.rounds()
-    assert told.taints() == [OTHER, OWN]
-    put_taint(told, OTHER)
-    told.rounds(2)
-    assert told.taints() == [OTHER]
-
-
 class DirectApi:
     """The stand-in without a network, and what it is asked."""
 
