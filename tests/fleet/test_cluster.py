@@ -53,8 +53,8 @@ def test_replicas_of_a_server_on_two_nodes_are_jobs_of_one_name():
         # The second server does not report its KV cache.
         used: dict[str, Any] = {"owner": OWNER, "run": run, "kv_usage": None if number else 0.5}
         node.say(Serve(NOW, "chat", 0, owner=OWNER, run=run))
-        for running in (3, 0) if number else (3,):
-            node.say(Serve(NOW, "chat", 1, running=running, waiting=1, **used))
+        for running in (3, 0) if number else (0,):
+            node.say(Serve(NOW, "chat", 1, running=running, waiting=running, **used))
     cluster.hear()
     cluster.now += 5
     cluster.hear()
@@ -70,7 +70,7 @@ def test_replicas_of_a_server_on_two_nodes_are_jobs_of_one_name():
     served = [one.serve for job in states.values() for one in job.ranks({}, 0.0)]
     assert [(one.role, one.running, one.kv_usage) for one in served] == [
         ("rank", None, None),
-        ("scheduler", 3, 0.5),
+        ("scheduler", 0, 0.5),
         ("rank", None, None),
         ("scheduler", 0, None),
     ]
@@ -405,6 +405,11 @@ def test_a_restart_of_the_fleet_neither_repeats_nor_forgets_an_anomaly(two, tmp_
     (over,) = two.anomalies()
     assert over.end_time is not None
     assert two.raised() == []
+    # One that is over is known after another restart, too.
+    two.save(tmp_path)
+    two.restart(tmp_path)
+    two.hear()
+    assert (two.anomalies(), two.raised()) == ([over], [])
     for rank in range(4):
         two.nodes[rank // 2].say(end(rank, two.now))
     for after_s in (0, 601):

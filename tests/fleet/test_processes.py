@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
@@ -159,20 +159,12 @@ def test_a_fleet_exports_what_is_its_own_and_serves_the_first_socket(
     del places[1:]
     fleet._bind_locally()
     assert caplog.messages[-1] == "no socket, so the web page needs the token"
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 2:
-            raise asyncio.CancelledError
-
-    async def work() -> None:
-        raise ValueError
-
+    sleep = AsyncMock(side_effect=[None, asyncio.CancelledError])
     monkeypatch.setattr(asyncio, "sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(_every(7.0, work))
-    assert (slept, caplog.messages[-1]) == ([7.0, 7.0], "a round of work failed")
+        asyncio.run(_every(7.0, AsyncMock(side_effect=ValueError)))
+    assert [one.args for one in sleep.await_args_list] == [(7.0,), (7.0,)]
+    assert caplog.messages[-1] == "a round of AsyncMock failed"
 
 
 def test_a_fleet_whose_bus_does_not_close_ends(tmp_path, stack, monkeypatch):

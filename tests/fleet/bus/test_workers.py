@@ -430,7 +430,8 @@ def test_all_partitions_of_a_worker_together_keep_to_the_limits(monkeypatch):
 
 def test_a_node_has_its_condition_from_the_worker_that_reads_its_own_lines():
     cluster = TestCluster().cluster
-    for who, partition in ((NODE, None), (NODE, 5), (said.Publisher("gpu-2"), 5)):
+    own = said.Publisher("gpu-3", "ns/own")
+    for who, partition in ((NODE, None), (NODE, 5), (said.Publisher("gpu-2"), 5), (own, None)):
         cluster.add_node(target_of(who, partition))
     conditions = Conditions(cast(Any, None), cluster, lambda: NOW)
     assert list(conditions.wanted()) == ["gpu-1"]

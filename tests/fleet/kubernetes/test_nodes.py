@@ -179,8 +179,10 @@ class Rounds:
 
 
 @pytest.mark.parametrize("name", ROUNDS := cases(__file__)["rounds"])
-def test_what_a_fleet_asks_of_the_api_server_is_golden(name, golden_case):
+def test_what_a_fleet_asks_of_the_api_server_is_golden(name, golden_case, monkeypatch):
     about = ROUNDS[name]
+    if most := about.get("most"):
+        monkeypatch.setattr("warpwatch_fleet.kubernetes.conditions.MAX_PER_ROUND", most)
     rounds, lines = Rounds(**about["own"]), list[str]()
     for what, *arguments in about["script"]:
         lines.append(f"{what} {arguments}\n")
