@@ -151,11 +151,8 @@ class Rounds:
     def gone(self, path: str) -> None:
         self.server._delete(path)
 
-    def conflicts(self, count: int) -> None:
-        self.server.conflicts = count
-
-    def fails(self, status: int) -> None:
-        self.server.failing = status
+    def sets(self, what: str, value: int) -> None:
+        setattr(self.server, what, value)
 
     def target(self, number: int) -> None:
         self.nodes = (self.nodes[number],)
