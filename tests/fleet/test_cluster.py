@@ -24,6 +24,7 @@ from warpwatch_fleet.merging import RecordMerger
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.bus_messages import partition_of
+from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent, Serve
 from warpwatch_telemetry.stream import CursorLine, encode_stream_line
@@ -63,10 +64,10 @@ def test_replicas_of_a_server_on_two_nodes_are_jobs_of_one_name():
     assert set(states) == {("serve", "chat-0"), ("serve", "chat-1")}
     first = states["serve", "chat-0"]
     assert first.world_size == 2
-    schedule = Schedule((ScheduleConfig(job="chat", every=3600),), cluster.cluster)
-    due = schedule.due(RegularJob(first.id, first.names()), (), NOW + 3600)
-    assert due is not None
-    assert due.ranks == (0,)
+    rule = ScheduleConfig(job="ch*", every=3600, kind="memory", steps=4)
+    by_hand = Capture("1", CaptureRequest("chat", "torch", "manual"), NOW + 3000)
+    due: Any = Schedule((rule,), cluster.cluster).due(RegularJob(first.id, ()), (by_hand,), 9e9)
+    assert [due.kind, due.ranks, due.steps, due.reason[-5:]] == ["memory", (0,), 4, ": ch*"]
     served = [one.serve for job in states.values() for one in job.ranks({}, 0.0)]
     assert [(one.role, one.running, one.kv_usage) for one in served] == [
         ("rank", None, None),
@@ -191,6 +192,7 @@ def test_a_slow_rank_of_an_engine_over_two_nodes_is_named_with_its_node():
     about = (found.kind, found.rank, found.node, found.judged_by)
     assert about == ("straggler", 1, "gpu-2", "fleet")
     assert found.summary.startswith("rank 1 computes 4")
+    assert [*cluster.cluster.raised.values()] == [{"straggler": 1, "step_regression": 1}]
 
 
 def test_a_node_that_is_away_is_no_hang_and_time_stands_still_for_its_jobs(two):

@@ -323,6 +323,7 @@ def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_lo
     assert clock.slept == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 1.0, 2.0]
     ours = "following failed: RuntimeError: a fault of ours"
     assert said == [ours, "refused"] * 3 + ["the agent has ended the stream"] * 2 + [ours]
+    assert known == [False] * 7 + [True] * 3
 
 
 def test_agents_are_followed_while_they_are_targets_and_of_two_with_one_name_the_first():

@@ -95,10 +95,8 @@ def test_all_that_is_known_of_two_nodes_is_golden(golden_case):
 
 def dated(about: Any) -> Any:
     """Return what a line says with times of the wall clock."""
-    if isinstance(about, list):
-        return [dated(one) for one in about]
     if not isinstance(about, dict):
-        return about
+        return [dated(one) for one in about] if isinstance(about, list) else about
     times = {key: one for key, one in about.items() if key.endswith("time") and one is not None}
     return {key: dated(one) for key, one in about.items()} | {
         key: at + NOW for key, at in times.items()

@@ -159,8 +159,10 @@ async def test_an_anomaly_keeps_its_id_when_another_worker_continues(play: Play)
     assert set(play.found(second)) <= {("opened", "straggler", ident)}
     assert [one.id for one in second.view.anomalies()] == [ident]
     assert second.view.count_refused() == {}
-    held = second._held[said.partition_of(JOB)]
-    assert all(reader._since > 0 for reader in held.readers)
+    assert all(one._since > 0 for one in second._held[said.partition_of(JOB)].readers)
+    play.clock.advance(20)
+    await second._check()
+    assert {node.up for node in second.view.nodes.values()} == {False}
 
 
 @on_the_bus
@@ -183,6 +185,7 @@ async def test_a_worker_that_ends_while_the_bus_is_away_hands_nothing_over(play:
     await until(lambda: not worker.missing, lambda: play.round(worker))
     play.server.kill()
     await until(lambda: not worker.bus.is_connected, lambda: asyncio.sleep(0))
+    assert worker.missing == (f"the bus {play.server.url} is away",)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(worker, "_give", pytest.fail)
         await worker.close()
@@ -530,6 +533,9 @@ def test_a_fault_of_a_device_is_shown_once_though_two_streams_of_its_agent_have_
         cluster.add_node(target := target_of(NODE, partition))
         cluster.feed(target.address, lines, NOW)
     assert len(list(cluster.anomalies())) == 1
+    cluster.add_node(target_of(said.Publisher("gpu-7", "ns/own"), None))
+    has = cluster.node_names.has("gpu-1"), cluster.node_names.has("gpu-7")
+    assert (*has, "ns/own:gpu-7" in cluster.nodes) == (True, False, True)
 
 
 @on_the_bus

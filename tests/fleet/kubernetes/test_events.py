@@ -63,6 +63,7 @@ def test_an_anomaly_of_a_rank_is_on_its_pod(told, rank):
     (event,) = told.rounds()
     about = {"kind": "Pod", "namespace": "team", "name": "llama-1", "uid": "0a1b-1"}
     assert event["involvedObject"] == about | {"apiVersion": "v1"}
+    assert event["metadata"]["namespace"] == "team"
 
 
 @pytest.mark.parametrize("wrong", ["ns/a/../b", "uid/1000", "ns/Team", "ns/"])
