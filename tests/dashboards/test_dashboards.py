@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import promql_parser as promql
 import pytest
@@ -20,7 +22,7 @@ from tests.dashboards.expressions import (
 )
 from tests.dashboards.promql_labels import labels_of
 from tests.exporters.states import full_state, rank
-from warpwatch_dashboards.__main__ import FILES
+from warpwatch_dashboards.__main__ import FILES, main
 from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY as SAID
 from warpwatch_exporters.prometheus import render
 from warpwatch_telemetry.state import LATENCY_BOUNDS_S, Histogram, ServeState
@@ -29,9 +31,12 @@ DASHBOARDS = dashboards()
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_what_is_committed_is_what_is_generated(path: str) -> None:
-    assert (FOLDER / path).read_text() == FILES[path](), "run python -m warpwatch_dashboards"
+def test_what_is_committed_is_what_is_generated(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("warpwatch_dashboards.__main__.FOLDER", tmp_path)
+    (tmp_path / "provisioning").mkdir()
+    main()
+    texts = {path: (tmp_path / path).read_text() for path in FILES}
+    assert {path: (FOLDER / path).read_text() for path in FILES} == texts, "generate them anew"
 
 
 def test_every_dashboard_is_generated() -> None:
@@ -70,7 +75,6 @@ def test_panels_have_numbers_of_their_own_and_fill_the_width_without_overlap(nam
         assert all(0 <= x < 24 for _, x in columns)
         lines = sorted({one["y"] for one in places})
         assert len(columns) == 24 * len(lines)
-        # A line begins where the highest panel of the one above it ends, at the earliest.
         for line, following in itertools.pairwise(lines):
             assert line + max(one["h"] for one in places if one["y"] == line) <= following
 
@@ -87,7 +91,6 @@ def test_links_lead_to_dashboards_variables_and_columns_that_exist() -> None:
             pages.add(page)
             assert set(re.findall(r"var-(\w+)=", link)) <= variables[page]
             assert "${__url_time_range}" in link and "${datasource:queryparam}" in link
-            # The columns of a row.
             columns = re.findall(r"__data\.fields\.(\w+)", link)
             shown = panel["transformations"][-1]["options"]["renameByName"] if columns else {}
             assert set(columns) <= set(shown.values())

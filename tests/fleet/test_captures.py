@@ -329,9 +329,6 @@ def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agen
     assert (decision.outcome, decision.anomaly_id) == (NO_RECIPE, "3")
 
 
-# --- schedules ---
-
-
 def taken(fleet: PlayedFleet, after_s: float, times: int = 1, **options: Any) -> list[Capture]:
     fleet.advance(after_s)
 

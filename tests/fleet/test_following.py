@@ -286,9 +286,6 @@ async def downloaded(agents: HttpLinks, to: Target) -> list[bytes]:
     return await asyncio.to_thread(lambda: list(agents.link(to).download("captures/1/trace")))
 
 
-# --- again and again ---
-
-
 def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_long(monkeypatch):
     monkeypatch.setattr(source, "SILENCE_S", 10.0)
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
