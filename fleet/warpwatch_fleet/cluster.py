@@ -83,7 +83,7 @@ class Cluster:
             node = self.nodes.get(address)
             if node is None or node.target.owner != target.owner:
                 if node is not None:
-                    self.node_names.release(node)
+                    self.remove_node(address)
                 self.nodes[address] = Node(target, self.node_names)
 
     def add_node(self, target: Target) -> Node:

@@ -80,8 +80,8 @@ class Targets:
         if dns is not None:
             yield from self._tried(dns, functools.partial(_of_name, dns))
         # A file that is gone takes its targets with it.
-        for source in self._newest.keys() - {*files, dns}:
-            del self._newest[source]
+        for source in (self._newest.keys() | self._failing.keys()) - {*files, dns}:
+            self._newest.pop(source, None)
             self._failing.pop(source, None)
 
     def _tried(self, source: str, read: Callable[[], list[Target]]) -> list[Target]:

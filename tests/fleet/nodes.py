@@ -1,5 +1,6 @@
 """Agents as a cluster hears of them: real streams, a clock of the test's, no network."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ class TestCluster:
         self.labels = labels
         self.steps = 0
         self.changes: list[Change] = []
+        self.evaluate: Callable[[], list[Change]] = lambda: self.cluster.evaluate(self.now)
         self.cluster.set_targets({one.address: Target(one.address, labels) for one in nodes})
 
     def hear(self, *nodes: TestNode) -> None:
@@ -66,7 +68,7 @@ class TestCluster:
             self.cluster.feed(node.address, node.lines(self.now), self.now)
             self.cluster.nodes[node.address].up = True
         self.cluster.drop_waiting()
-        self.changes += self.cluster.evaluate(self.now)
+        self.changes += self.evaluate()
 
     def restart(self, folder: Path, *, forget: bool = False) -> None:
         """Another fleet goes on in the place of this one. forget: agents have kept no lines."""

@@ -1,9 +1,11 @@
 """Jobs over nodes: which runs are one, in which order, and who may say what."""
 
+import asyncio
 import json
 import random
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,10 +19,11 @@ from warpwatch_capturing.regular import RegularJob
 from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_fleet.agent_link import AgentError
 from warpwatch_fleet.captures.requests import Schedule
-from warpwatch_fleet.config import ScheduleConfig
+from warpwatch_fleet.config import FleetFile, ScheduleConfig
 from warpwatch_fleet.jobs import ident_of
 from warpwatch_fleet.memory import JobStateStore
 from warpwatch_fleet.merging import RecordMerger
+from warpwatch_fleet.source import HttpSource
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.bus_messages import partition_of
@@ -115,6 +118,7 @@ def test_a_fleet_knows_what_runs_once_every_agent_was_heard_or_cannot_be(two):
     assert not two.cluster.is_heard()
     second.reason = "it does not answer"
     assert two.cluster.is_heard()
+    assert not TestCluster().cluster.is_heard()
 
 
 OTHERS = ({"master": "gpu-7:1"}, {"world": 8}, {"rank": 0}, {"owner": "ns/x"}, {"time": NOW + 601})
@@ -209,10 +213,14 @@ def test_a_node_that_is_away_is_no_hang_and_time_stands_still_for_its_jobs(two):
     # A clock that took a while to come says until when all is known; up to 10 s behind is not away.
     late = encode_line(Clock(two.now - 0.3)) or b""
     two.cluster.feed(first.address, [late], two.now)
-    assert two.now - two.cluster.nodes[first.address].clock == pytest.approx(0.3, abs=0.01)
+    clocks = [node.clock for node in two.cluster.nodes.values()]
+    assert two.now - clocks[0] == pytest.approx(0.3, abs=0.01)
+    assert two.cluster._known_until(two.job().live_nodes(), two.now) == clocks[0] < clocks[1]
     two.hear()
     assert two.cluster.is_whole(two.job(), two.now + 10.0)
     assert not two.cluster.is_whole(two.job(), two.now + 10.1)
+    two.cluster.nodes[first.address].up = False
+    assert not two.cluster.is_whole(two.job(), two.now)
     # The ten minutes are its longest step: a hang is longer.
     for _ in range(700):
         two.now += 1.0
@@ -279,6 +287,10 @@ def test_the_end_on_each_node_is_the_end_of_the_job_which_is_kept_ten_minutes(tw
             two.hear()
             assert two.job().live_ranks().keys() == {0, 1}
         two.now += 0.5
+        first.say(seen(0))
+        two.hear()
+        assert two.job().live_ranks().keys() == {0}
+        first.say(end(0, two.now))
     else:
         first.say(end(0, two.now), end(1, two.now))
     two.hear()
@@ -325,6 +337,10 @@ def test_a_second_process_of_a_rank_is_counted_until_the_first_has_ended(two):
     two.nodes[0].say(seen(3))
     two.hear()
     assert two.job().members[3].node == "gpu-1:9400"
+    two.job().feed = lambda *_: 1 / 0
+    two.nodes[0].say(step(0, 1, two.now), seen(0, 1, "other"))
+    two.hear()
+    assert (two.cluster.count_refused()["error"], len(two.cluster.jobs)) == (1, 2)
 
 
 @pytest.mark.parametrize(("is_removed", "master"), [(True, ""), (False, "gpu-1:29500")])
@@ -365,6 +381,10 @@ def test_a_name_belongs_to_the_first_agent_that_has_it_until_it_is_away():
     other.begin()
     cluster.feed("gpu-9:9400", second.lines(NOW), NOW)
     assert other.name == "gpu-1"
+    # What is an owner's now has no name of a node; what was counted stays.
+    one.refused["a"] = other.refused["b"] = 2
+    cluster.set_targets({"gpu-9:9400": Target("gpu-9:9400", {"owner": "ns/x"})})
+    assert (cluster.count_refused(), cluster.node_names.has("gpu-1")) == ({"a": 2, "b": 2}, False)
 
 
 @pytest.mark.parametrize("name", ["a\nb", "victim?x=", "../nodes", "-x", "", "n" * 254])
@@ -441,7 +461,7 @@ def test_a_restarted_fleet_awaits_all_ranks_of_a_job_for_half_a_minute(two, tmp_
     for after_s, is_resumed in ((0.0, False), (29.9, False), (0.2, True)):
         two.now += after_s
         two.hear()
-        assert two.job().is_resumed == is_resumed
+        assert two.job().is_resumed == is_resumed == two.cluster.is_whole(two.job(), two.now)
 
 
 def test_restarts_during_a_hang_do_not_delay_it(two, tmp_path):
@@ -490,6 +510,50 @@ def test_what_was_judged_is_kept_each_four_minutes_and_for_a_day(two, tmp_path):
     (file := folder / "file").touch()
     said = f"a restart begins from what agents keep: fleet.state_dir {file}/x: Not a directory"
     assert JobStateStore(file / "x").complaint.text == said
+
+
+def test_what_changes_is_saved_at_once_by_a_source_over_http(tmp_path, monkeypatch):
+    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
+    clock = SimpleNamespace(time=lambda: cluster.now, monotonic=lambda: cluster.now)
+    monkeypatch.setattr("warpwatch_fleet.source.time", clock)
+    folder, file, unsaved = tmp_path / "states", tmp_path / "targets", list[int]()
+    own = {"state_dir": folder, "targets_files": [file]}
+    config = FleetFile.model_validate({"fleet": own})
+    source = HttpSource(config, "fleet-0", lambda: unsaved.append(1))
+    cluster.cluster, targets = source.view, cluster.cluster.nodes
+    cluster.cluster.set_targets({address: node.target for address, node in targets.items()})
+    cluster.evaluate = lambda: asyncio.run(source.evaluate())
+    begin(cluster)
+    train(cluster, 300)
+    while not cluster.raised():
+        train(cluster, 5, slow=1.4)
+    (saved,) = {one.id: one for one in JobStateStore(folder).load().values()}.values()
+    assert [one.kind for one in saved.active] == ["straggler"]
+    cluster.nodes[0].say(end(0, cluster.now), end(1, cluster.now))
+    cluster.cluster.nodes["gpu-2:9400"].up = False
+    assert source.evaluated() == {"0": True}
+    for rank in (2, 3):
+        cluster.nodes[1].say(step(rank, cluster.steps + 1, cluster.now))
+    cluster.cluster.feed("gpu-2:9400", cluster.nodes[1].lines(cluster.now), cluster.now)
+    monkeypatch.setattr("warpwatch_fleet.cluster.MAX_WAITING", 0)
+    assert (asyncio.run(source.evaluate()), len(cluster.job().waiting)) == ([], 0)
+    cluster.nodes[1].say(end(2, cluster.now), end(3, cluster.now))
+    for after_s in (0, 601):
+        cluster.now += after_s
+        cluster.hear()
+    assert (list(folder.iterdir()), cluster.cluster.forgotten) == ([], [])
+    folder.rmdir()
+    cluster.hear()
+    begin(cluster)
+    train(cluster, 5)
+    source._targets.read()
+    said = [one.partition(": ")[0] for one in source.missing]
+    assert said == [str(file), "a restart begins from what agents keep"]
+    for node in cluster.cluster.nodes.values():
+        node.up = False
+    assert (source.evaluated(), list(source.rounds)[1][1]) == ({"0": False}, source.links.renew)
+    asyncio.run(source.close())
+    assert source.links.client.is_closed and unsaved
 
 
 def test_what_an_agent_raised_while_no_fleet_judged_stays_its_own(two):
@@ -598,4 +662,5 @@ def test_an_owner_with_many_jobs_gives_way_to_one_with_few(monkeypatch):
     cluster.nodes[0].say(*flood, *honest)
     cluster.hear()
     assert Counter(job.owner for job in cluster.cluster.jobs) == {"ns/flood": 2, "ns/honest": 2}
+    assert cluster.cluster.count_refused() == {"too_many_jobs": 5}
     assert cluster.cluster.jobs.keys() >= {seen(0, job="flood-0", owner="ns/flood").job_id}

@@ -292,22 +292,25 @@ def test_an_agent_is_followed_again_later_and_later_until_it_has_answered_for_lo
     clock, said = ManualClock(), list[str]()
     # How long each connection lasts; 0: it is refused.
     lasts = iter([0.0] * 6 + [10.0, 10.1, 0.0])
-    cluster = TestCluster().cluster
+    cluster, agent, known = TestCluster().cluster, TestNode("gpu-1"), list[bool]()
 
     class PlayedAgents:
         def link(self, to: Target) -> PlayedAgents:
             return self
 
         async def follow(self, cursor: str | None, take: Any) -> None:
+            known.append(cursor is not None)
             after_s = next(lasts, None)
             if after_s is None:
                 raise asyncio.CancelledError
             if after_s == 0.0:
                 raise AgentError("refused") if len(said) % 2 else RuntimeError("a fault of ours")
+            agent.name += "0"  # another one has the address now
+            take(agent.lines(clock.wall()))
             clock.advance(after_s)
 
     async def sleep(seconds: float) -> None:
-        said.extend(node.reason for node in cluster.nodes.values())
+        said.extend("up" if node.up else node.reason for node in cluster.nodes.values())
         clock.sleep(seconds)
 
     async def follow() -> None:
@@ -354,7 +357,16 @@ def test_agents_are_followed_while_they_are_targets_and_of_two_with_one_name_the
             (True, ""),
             (False, "another agent says that it is on gpu-1"),
         ]
-        tasks = list(followed.tasks)
+        # An agent that is an owner's now is another one.
+        tasks, found = (
+            list(followed.tasks),
+            targets.read() | {first.address: Target(first.address, {"owner": "a"})},
+        )
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(targets, "read", lambda: found)
+            await followed.refresh()
+        assert {*followed.tasks} - {*tasks} and {*tasks} - {*followed.tasks}
+        tasks += followed.tasks
         targets._config = FleetConfig()
         await followed.refresh()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -40,6 +40,10 @@ def test_a_list_and_files_together_are_the_targets_with_the_labels_of_the_first(
     assert "gpu-4:9400" in targets.read()
     path.unlink()
     assert "gpu-4:9400" not in targets.read()
+    path.write_text("[")
+    assert ({*targets.read()}, len(targets.failing)) == ({*names}, 1)
+    path.unlink()
+    assert ({*targets.read()}, targets.failing) == ({*names}, ())
     many = targets_of(targets=tuple(f"gpu-{number}:9400" for number in range(8193)))
     assert len(many.read()) == 8192
 
@@ -77,9 +81,10 @@ def test_every_address_of_a_name_is_a_target_that_is_verified_for_the_name():
     assert {target.server_name for target in found.values()} == {"localhost"}
     (numeric,) = targets_of(targets_dns="[::1]:9400").read().values()
     assert (numeric.address, numeric.server_name) == ("[::1]:9400", "::1")
-    missing = targets_of(targets_dns="no-such-host.invalid:9400")
-    assert missing.read() == {}
-    assert missing.failing[0].startswith("no-such-host.invalid:9400: ")
+    for name in ("no-such-host.invalid:9400", f"{64 * 'x'}:9400"):
+        missing = targets_of(targets_dns=name)
+        assert missing.read() == {}
+        assert missing.failing[0].startswith(f"{name}: ")
 
 
 # --- examples/slurm ---
