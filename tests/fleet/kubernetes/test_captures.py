@@ -110,6 +110,20 @@ def test_what_cannot_be_captured_has_a_reason_in_one_line(asked, spec, outcome, 
     assert "\n" not in status["detail"]
 
 
+def test_it_reaches_no_job_of_another_namespace(asked: Asked) -> None:
+    other = CAPTURES.replace("/team/", "/default/")
+    asked.apply("theirs", other, job="train", kind="stacks")
+    asked.apply("after", job="other")
+    try:
+        asked.until("after")
+        status = asked.status("theirs", other)
+    finally:
+        asked.server.ask("DELETE", f"{other}/theirs")
+    assert status["outcome"] == "refused_no_rank"
+    # Not even the names of running jobs are shown.
+    assert "running jobs: none" in status["detail"]
+
+
 class PlayedApi:
     """An API server with these replies; a number is the status of an error."""
 
