@@ -1,4 +1,4 @@
-"""What a class uses with a lock held it uses nowhere without it, so a lost lock is seen."""
+"""Finds lost locks: a class that uses an attribute with a lock held uses it nowhere without it."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What functions and small classes of captures return, as a golden file."""
+"""Results of functions and small classes of captures, as a golden file."""
 
 from dataclasses import replace
 from functools import partial

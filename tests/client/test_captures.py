@@ -87,7 +87,7 @@ def test_a_profiler_that_runs_is_dropped_on_cancel(trained: Training) -> None:
     trained.record("replaced-2")
     trained.works("after-replaced")
     assert trained.names("replaced-2")[-1] == "capture_disarmed"
-    # What the profiler would import is there for the program, and the collector calls nothing.
+    # The program can import the same as the profiler, and the collector calls nothing.
     trained.steps(
         1,
         "import gc; assert not [one for one in gc.callbacks if '_Pauses' in repr(one)]\n"

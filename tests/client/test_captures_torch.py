@@ -82,7 +82,7 @@ def test_the_estimate_of_events_is_corrected_by_a_capture(trained):
 def test_evaluation_or_checkpoint_ends_recording(trained, text, reason):
     id = reason.split()[1]
     trained.record(id)
-    # In another thread it is none of the training's.
+    # In another thread it does not belong to the training.
     other = "t = threading.Thread(target=monitor.switch, args=('eval',)); t.start(); t.join()"
     trained.steps(1, other)
     assert trained.names(id)[-1] == "capture_started"

@@ -104,7 +104,7 @@ def test_steps_are_timed_between_their_end_events_on_the_stream() -> None:
     second = training.clock.finished[1]
     assert second.duration_ns == 105_000_000
     assert second.phases_ns[:2] == [30_000_000, 60_000_000]
-    # What came before a new start belongs to no step.
+    # Events before a new start belong to no step.
     training.cuda.launch(500)
     training.clock.restart()
     training.clock.open = False

@@ -46,7 +46,7 @@ def test_a_round_reports_what_has_changed(helper: HelperThread, folder: Folder) 
     ring = folder.ring()
     reported = [ring.metadata[name] for name in ("device", "steps_elsewhere", "note", "inbox_ok")]
     assert reported == ["GPU-1", 1200, "late", True]
-    # The last one is kept, and an interval of more than an hour is none.
+    # The last one is kept, and an interval of more than an hour is ignored.
     assert (ring.metadata["step_clock"], helper._interval_s) == ("step()", 5.0)
     assert (ring.header.calls, ring.header.step_begun) == (7, 0)
     assert helper.captures.metadata == {"rank": 0, "job": "demo", "world_size": 1}

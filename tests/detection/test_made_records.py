@@ -1,4 +1,4 @@
-"""What the engine makes of records, as golden files: cases that no stream of a job has."""
+"""Changes that the engine makes of records, as golden files: cases that no stream of a job has."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What errors of a network port explain."""
+"""Faults that errors of a network port explain."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What several threads share is touched only with its lock."""
+"""State that several threads share is used only with its lock."""
 
 import pytest
 

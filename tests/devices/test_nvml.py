@@ -79,7 +79,7 @@ def source(nvml: HandNvml) -> Source:
 def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(source):
     source.nvml.driver.fail("nvmlDeviceGetPciInfo_v3", 999)
     nvml = source.begin(2)
-    # Without addresses their XIDs are told apart by their UUIDs.
+    # Without addresses the UUIDs tell their XIDs apart.
     assert all("xid_errors_total{xid=79}" in nvml.values(gpu) for gpu in (0, 1))
     before = nvml.calls(gpu=1)
     nvml.rounds(60)
@@ -195,7 +195,7 @@ def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source)
 
 def test_without_a_driver_the_source_waits(source, tmp_path, monkeypatch):
     nvml, library = source.nvml, tmp_path / "driver.so"
-    # An empty name is none.
+    # An empty name does not count.
     monkeypatch.setattr("warpwatch_devices.nvml.library.LIBRARY", "libnone.so")
     monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", "")
     nvml.rounds()

@@ -68,7 +68,7 @@ def test_the_costs_of_calls_are_drained_once() -> None:
     costs, sink = CallCosts(), RecordingSink()
     for seconds in (0.5, 0.25):
         costs.add("fields", 2, seconds)
-        # What the device does not support is no error.
+        # An unsupported value is no error.
         for code in (15, 3, 10):
             costs.add_error("fields", code)
         costs.drain(sink.count)
@@ -321,7 +321,7 @@ def test_shares_of_processes_go_on_after_the_clock_was_set_back() -> None:
     clock = ManualClock(wall=10_000.0)
     use = ProcessUse(clock.wall)
     old = (7, 10_000_000_000, 80, 0, 0, 0)
-    # Of the first reading the last second counts. More than all of a device is no share.
+    # The last second of the first reading counts. More than all of a device is no share.
     first = [(7, 9_999_500_000, 40, 0), (7, 9_998_500_000, 90, 0), (0, 10_000_000_000, 50, 0)]
     assert use.shares([old, *first, (8, 10_000_000_000, 101, 0, 0, 0)]) == {7: 0.6}
     clock.set_wall(10_000.0 - 3600)

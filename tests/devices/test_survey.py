@@ -1,4 +1,4 @@
-"""What the survey's child reads of a driver in each state."""
+"""Readings by the survey's child of a driver in each state."""
 
 from pathlib import Path
 from typing import Any

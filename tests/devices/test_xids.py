@@ -70,7 +70,7 @@ def test_a_storm_is_logged_once_and_counted_in_full(caplog):
     ledger.clock.set_wall(1_000_000_000.0)
     ledger.told(NVML, 79)
     assert len(caplog.records) == 3
-    # Of the reports of a storm so many wait for those of the other origin.
+    # So many reports of a storm wait for those of the other origin.
     ledger.told(NVML, 13, 300)
     assert sum(ledger.told(LOG, 13, 300)) == 300 - 256
 
@@ -146,7 +146,7 @@ LOADED = "4,9,5140900124,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  575.5
         (FALLEN.replace("79", "31"), None),
         (FALLEN + "\n" + LOADED, None),
         (FALLEN.partition(";")[2], None),
-        # Of a program, and of a moment that is still to come.
+        # By a program, and at a moment in the future.
         (FALLEN + "\n" + LOADED.replace("4,9", "12,9"), 100.0),
         (FALLEN.replace(",5140900123", ",9140900123"), 0.0),
     ],

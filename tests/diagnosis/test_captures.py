@@ -1,6 +1,6 @@
 """Verdicts on made captures: one fault or none, missing ranks, baselines, pipelines, doubts.
 
-Those of which each trace is one call are in captures.yaml.
+Captures whose traces are one call each are in captures.yaml.
 
 The golden file of each has all that the diagnosis says, without the numbers of single traces.
 """

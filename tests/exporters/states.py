@@ -161,7 +161,7 @@ def mig_state() -> State:
         for i, gi in enumerate(("7", "9", "9"))
     ]
     lost = DeviceSample(Device("GPU-lost", 0, "x"), TIME, up=False, reason="lost")
-    # A sum of one of its two parts is none.
+    # A sum with only one of its two parts is left out.
     del values["device_nvlink_receive_bytes_per_second", ()]
     held = {name: (Workload("ml", name, "c"),) for name in ("MIG-0", parent.device.uuid)}
     devices = (replace(parent, values=values), *instances, lost)

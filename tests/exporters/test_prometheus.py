@@ -93,7 +93,7 @@ def test_more_anomalies_than_can_be_described_are_counted() -> None:
     described = [line for line in lines if line.startswith(b"warpwatch_anomaly_info{")]
     assert len(described) == 200
     assert sum(b'severity="critical"' in line for line in described) == 1
-    # Of the others the newest are.
+    # The newest of the others are.
     assert [b'rank="%d"' % rank in b"".join(described) for rank in (50, 51)] == [False, True]
     assert b'warpwatch_anomaly_active{kind="straggler"} 251' in lines
 

@@ -381,7 +381,7 @@ def test_a_name_belongs_to_the_first_agent_that_has_it_until_it_is_away():
     other.begin()
     cluster.feed("gpu-9:9400", second.lines(NOW), NOW)
     assert other.name == "gpu-1"
-    # What is an owner's now has no name of a node; what was counted stays.
+    # An agent that is an owner's now has no name of a node; its counts stay.
     one.refused["a"] = other.refused["b"] = 2
     cluster.set_targets({"gpu-9:9400": Target("gpu-9:9400", {"owner": "ns/x"})})
     assert (cluster.count_refused(), cluster.node_names.has("gpu-1")) == ({"a": 2, "b": 2}, False)

@@ -72,7 +72,7 @@ def test_thousands_of_ranks_are_cells_without_words(http, fleet):
     many = ((4096, 1), (4104, 1), (2052, 2))
     drawn = [heatmap.maps(ranked(fleet_state(ranks, 8, None)) * jobs) for ranks, jobs in many]
     assert [len(one) for one in drawn] == [1, 0, 1]
-    # Of many jobs those with a slow rank, also without an anomaly; of one, with words.
+    # The jobs with a slow rank, also without an anomaly; a single one with words.
     slow = ranked(replace(fleet_state(6, 2, 4), anomalies=()))
     found = [[one.large for _, one in heatmap.maps(slow * count)] for count in (1, 2, 4)]
     assert found == [[True], [False] * 2, [False] * 3]

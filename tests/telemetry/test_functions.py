@@ -1,4 +1,4 @@
-"""What functions and small classes of the telemetry and the runtime return, as a golden file."""
+"""Results of functions and small classes of the telemetry and the runtime, as a golden file."""
 
 from tests import expressions
 from tests.conftest import Cases

@@ -152,7 +152,7 @@ def test_a_daemon_passes_what_is_configured_and_pushes_what_is_its_own(make):
     daemon = make(exporters={"prometheus": prometheus}, detection={"hang": hang})
     assert (daemon.state().hostname, daemon.ranks._stopped_after_s) == ("gpu-7", 7)
     assert daemon.exposition() == Options(inline_workloads=True, dcgm_names=True, profile="minimal")
-    # What continues an anomaly of a fleet, or is a part of its capture, the fleet pushes.
+    # The fleet pushes what continues its anomaly or is a part of its capture.
     daemon.pipeline.leases._names["own"] = "1-f"
     found = [Anomaly(1.0, "warning", "slow", id=name, kind="hang") for name in ("1-f", "2")]
     captures = [Capture("c", REQUEST, 1.0, of_fleet=of_fleet) for of_fleet in (True, False)]

@@ -408,7 +408,7 @@ def test_what_could_not_be_written_is_written_when_the_database_is_free_again(
 
 def test_what_waits_for_a_database_is_bounded(tmp_path):
     node = Node(tmp_path / "missing")
-    # Those that change again are not the oldest any more.
+    # An anomaly that changes again is not the oldest any more.
     for count, number in enumerate((*range(2000), 1, *range(2000, 2003), 5, *range(2003, 2007))):
         node.archive.note_change(Change("closed", replace(OVER, id=str(number))))
         if count > 2000:

@@ -145,7 +145,7 @@ def test_a_run_ends_with_its_ranks_and_is_on_disk(node):
     # A copy of an older summary does not count.
     node.runs.copied(copied, "s3://ours")
     assert node.run().remote is None
-    # What could not be written is tried again.
+    # A failed write is tried again.
     away = (node.path / "runs").rename(node.path / "away")
     (node.path / "runs").touch()
     with pytest.raises(OSError, match="runs"):

@@ -1,4 +1,4 @@
-"""What functions of the page and the API return, as a golden file."""
+"""Results of functions of the page and the API, as a golden file."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""What commands print of a node that has everything, and their exit status."""
+"""Output and exit status of commands for a node that has everything."""
 
 import os
 import re

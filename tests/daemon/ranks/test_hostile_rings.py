@@ -277,7 +277,7 @@ def test_positions_are_written_only_when_they_have_changed(tmp_path, caplog, mon
     assert positions.put([]) == 2
     positions.write()
     assert positions.written == 2
-    # What comes while it writes is not lost.
+    # Records that come while it writes are not lost.
     write = positions._file.write
     monkeypatch.setattr(positions._file, "write", lambda body: (write(body), positions.put([])))
     assert positions.put([entry]) == 3

@@ -242,7 +242,7 @@ def test_the_folder_of_all_is_open_as_far_as_it_must_be_and_says_who_serves_it(
         stat.S_IMODE(one.stat().st_mode) for one in (folder.path, folder.commands, folder.ranks)
     ]
     assert (modes, command.stat().st_size) == ([0o755, 0o755, 0o1777], protocol.COMMAND_SIZE)
-    # What a process was told stays, and other files go.
+    # The commands of a process stay, and other files are removed.
     node.source._shared.commands.send(ring.path.name, {"op": "x"})
     before = command.stat().st_ino, command.read_bytes()
     node.restart()

@@ -67,7 +67,7 @@ def test_a_second_has_counts_buckets_and_the_iterations_before_it(node):
     assert (second.first_token_s, second.inter_token_s, second.queue_s) == (0.1, 0.2, 3.0)
     assert second.iterations == {"decode": (2, 0.012)}
     assert second.comm_s == 0.003
-    # Of a record without an end the newest parts count.
+    # The newest parts of a record without an end count.
     for _ in range(25):
         ring.second(continues=True, buckets=[(0, 4, 1)])
     ring.second(S, 2 * S, 0, 0, ABSENT, 0, 0, 0, 0, 0, 1 << 62)

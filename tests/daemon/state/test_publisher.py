@@ -1,4 +1,4 @@
-"""What an agent publishes on the bus: to whom, in which round, and what it answers there."""
+"""Messages of an agent on the bus: to whom, in which round, and its replies."""
 
 import asyncio
 import os
@@ -79,7 +79,7 @@ def test_what_is_published_round_by_round_is_golden(golden_case, monkeypatch):
     text += node.round(5, End(NOW + 25, "llama", 0, owner="ns/team"))
     node.is_away = False
     text += node.round(1, Step(NOW + 26, "chat", 0, 2, 1.0, owner="ns/team"))
-    # What was dropped is told to all partitions that had records, also that of the ended job.
+    # All partitions that had records learn of the loss, also that of the ended job.
     step = Step(NOW + 27, "chat", 0, 3, 1.0, owner="ns/team")
     node.stream.put([step, step, step])
     text += node.round(601, step)
