@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cases import cases
-from warpwatch_telemetry import clean_text
 from warpwatch_telemetry.bus_messages import name_of, token
 from warpwatch_telemetry.catalogue import series_key, series_text
 from warpwatch_telemetry.log import Decoder, decode, encode
@@ -52,36 +51,10 @@ def test_a_record_comes_back_as_it_was(record: Record) -> None:
     assert decode(json.loads(json.dumps(encode(record)))) == record
 
 
-def test_a_value_that_is_not_known_is_left_out() -> None:
-    reading = DeviceReading(3.0, "G", {("device_power_watts", ()): float("nan")})
-    assert encode(reading)["metrics"] == {}
-
-
-def test_the_work_of_an_iteration_is_called_class() -> None:
-    iteration = Step(2.0, "a", 0, 1, 0.5, work_class="decode", decode_requests=3)
-    line = b'{"type":"step","time":2.0,"job":"a","rank":0,"step":1,"duration_s":0.5,'
-    line += b'"class":"decode","decode_requests":3}'
-    assert encode(iteration) == json.loads(line)
-    assert Decoder().decode_line(line) == iteration
-
-
 def test_latency_buckets_show_a_tenth_up_to_a_tenth_of_a_second_and_a_half_above() -> None:
     assert (LATENCY_BOUNDS_S[0], LATENCY_BOUNDS_S[-1] >= 100) == (0.001, True)
     for low, high in pairwise(LATENCY_BOUNDS_S):
         assert high / low <= (1.105 if low < 0.1 else 1.505)
-
-
-def test_device_metrics_are_named_without_their_prefix() -> None:
-    assert series_text(("device_power_watts", ())) == "power_watts"
-    assert series_text(("device_clock_hertz", ("sm",))) == "clock_hertz{domain=sm}"
-    process = ("process_gpu_memory_bytes", ("17", "a,b}\\c=d"))
-    text = "process_gpu_memory_bytes{pid=17,process=a\\,b\\}\\\\c=d}"
-    assert series_text(process) == text
-    assert series_key(text) == process
-
-
-def test_a_metric_of_a_newer_version_is_kept_as_written() -> None:
-    assert series_key("new_ratio{place=a,time=b}") == ("device_new_ratio", ("a", "b"))
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
@@ -99,23 +72,6 @@ def test_a_bad_line_is_refused_with_the_field_in_one_line(line: str, message: st
         assert isinstance(said, str)
         assert message in said
         assert "\n" not in said
-
-
-def test_everything_but_type_and_time_may_be_missing() -> None:
-    assert decode({"type": "rank", "time": 1}) == RankSeen(1.0, "", 0)
-    assert decode({"type": "step", "time": 1, "duration_s": 2}) == Step(1.0, "", 0, 0, 2.0)
-    assert decode({"type": "device", "time": 1}) == DeviceReading(1.0, "", {})
-    assert decode({"type": "event", "time": 1}) == RankEvent(1.0, "", 0, "")
-    assert decode({"type": "end", "time": 1}) == End(1.0, "")
-
-
-def test_a_step_without_duration_lasts_since_the_one_before() -> None:
-    decoder = Decoder()
-    times = [10.0, 10.5, 11.25]
-    records = [decoder.decode({"type": "step", "time": at, "job": "a", "rank": 1}) for at in times]
-    assert records == [
-        RankSeen(10.0, "a", 1), Step(10.5, "a", 1, 0, 0.5), Step(11.25, "a", 1, 1, 0.75),
-    ]  # fmt: skip
 
 
 STRANGE = st.none() | st.booleans() | st.integers(-1, 2**63 - 1) | st.floats() | st.text()
@@ -141,30 +97,6 @@ def outcome(read: Callable[[Any], Record], line: object) -> Record | str:
         return read(line)
     except (ValueError, OverflowError) as error:
         return str(error)
-
-
-def test_steps_of_the_next_run_of_a_job_are_remembered_as_its_own() -> None:
-    decoder = Decoder()
-    line = '{{"type":"step","time":{},"job":"a","run":"{}","rank":1,"step":{},"duration_s":1}}\n'
-    decoder.decode_lines("".join(line.format(*of) for of in ((9, "x", 7), (10, "y", 2))).encode())
-    follower = decoder.decode_line(b'{"type":"step","time":10.5,"job":"a","run":"y","rank":1}')
-    assert follower == Step(10.5, "a", 1, 3, 0.5, run="y")
-
-
-def test_a_bad_byte_in_a_text_costs_no_line() -> None:
-    line = b'{"type":"step","time":1,"job":"a\xff","rank":0,"step":1,"duration_s":1}'
-    assert Decoder().decode_line(line) == Step(1.0, "a\N{REPLACEMENT CHARACTER}", 0, 1, 1.0)
-
-
-def test_numbers_of_an_event_that_nothing_can_hold_are_left_out() -> None:
-    line = (
-        b'{"type":"event","time":1,"job":"a","rank":0,"event":"memory","reserved_bytes":1'
-        + b"0" * 400
-        + b',"peak_allocated_bytes":NaN,"allocated_bytes":-Infinity,"allocation_retries":3}'
-    )
-    event = Decoder().decode_line(line)
-    assert event == RankEvent(1.0, "a", 0, "memory", {"allocation_retries": 3})
-    assert outcome(clean_text.load, line) == "NaN is not JSON"
 
 
 @pytest.mark.parametrize(("line", "is_newer"), CASES["newer"].items())
