@@ -5,7 +5,7 @@ import threading
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -13,17 +13,11 @@ from tests.daemon.captures.capture_node import AUTOMATIC, MANUAL, MORE, TRAIN, C
 from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.state.counted import counted
 from warpwatch_capturing import policy
-from warpwatch_capturing.config import StoreConfig
-from warpwatch_capturing.cost import StepCost, rank_sum_z
 from warpwatch_capturing.participant import Collected
-from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
 from warpwatch_daemon.participants.local_ranks import LocalParticipants, LocalRanks
-from warpwatch_daemon.state.hub import Hub
-from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture, Residual
+from warpwatch_telemetry.captures import CaptureRequest, RankCapture
 from warpwatch_telemetry.errors import Refused
-from warpwatch_telemetry.records import Step
-from warpwatch_telemetry.state import RankState
 
 STACKS = CaptureRequest("train", "stacks", "anomaly", anomaly_id="a1", anomaly_kind="hang")
 
@@ -187,69 +181,6 @@ def test_a_capture_that_cannot_be_begun_leaves_nothing(node, monkeypatch, error,
     assert list(node.store.path.glob("*/*/*/*")) == []
 
 
-BEFORE_S = (0.1, 0.11, 0.09) * 7
-
-
-def step(number: int, duration_s: float, profiled: bool = False, **changes: Any) -> Step:
-    return Step(1000.0 + number, "train", 0, number, duration_s, profiled=profiled, **changes)
-
-
-def cost_of(after_s: tuple[float, ...], before_s: tuple[float, ...] = BEFORE_S) -> StepCost:
-    """Steps 3 to 5 are recorded; 2 starts the profiler and 6 pays for the export."""
-    cost = StepCost(before_s)
-    cost.add(step(1, 0.1), 3, 5)
-    for number, duration_s in ((2, 0.3), (3, 0.2), (4, 0.2), (5, 0.2), (6, 1.1)):
-        cost.add(step(number, duration_s, profiled=True), 3, 5)
-    # Its trace is compressed meanwhile, and for a part of the last one.
-    for number in (7, 8):
-        cost.add(step(number, 0.5), 3, 5)
-    cost.deliver()
-    for number, duration_s in enumerate((0.4, *after_s), 9):
-        cost.add(step(number, duration_s), 3, 5)
-    return cost
-
-
-@pytest.mark.parametrize(
-    ("after_s", "before_s", "residual"),
-    [
-        (tuple(1.2 * duration_s for duration_s in BEFORE_S), BEFORE_S, Residual(1.2, 20, True)),
-        (tuple(1.04 * duration_s for duration_s in BEFORE_S), BEFORE_S, Residual(1.04, 20, False)),
-        # Noise: the upper half of one side overlaps the other's.
-        ((0.1, 0.3) * 7 + (0.3, 0.3, 0.3), (0.1, 0.3) * 8, Residual(1.5, 16, False)),
-        # Fewer than ten steps on either side give no residual.
-        ((0.1,) * 9, BEFORE_S, None),
-        ((0.1,) * 10, (0.1,) * 9, None),
-        ((0.1,) * 10, (0.1,) * 10, Residual(1.0, 10, False)),
-    ],
-)
-def test_a_job_that_is_slower_since_says_by_how_much_and_how_surely(after_s, before_s, residual):
-    found = cost_of(after_s, before_s).residual()
-    assert (found and replace(found, ratio=round(found.ratio, 6))) == residual
-
-
-def test_a_server_does_not_become_slower_by_its_load():
-    cost = StepCost(BEFORE_S)
-    cost.deliver()
-    for number, duration_s in enumerate((0.4, *BEFORE_S)):
-        cost.add(step(number, 2 * duration_s, work_class="decode"), 3, 5)
-    assert (cost.complete, cost.residual()) == (True, None)
-
-
-def test_the_next_capture_ends_the_steps_after_this_one():
-    cost = cost_of((0.1,) * 12)
-    assert not cost.complete
-    cost.add(step(22, 0.5, profiled=True), 3, 5)
-    assert cost.complete
-    cost.add(step(23, 9.0), 3, 5)
-    assert cost.medians()["after"] == 0.1
-
-
-def test_the_rank_sum_test_gives_the_textbook_value():
-    # U = 25 of 25 pairs; mean 12.5, variance 5 · 5 · 11 / 12.
-    assert rank_sum_z([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(12.5 / (275 / 12) ** 0.5)
-    assert rank_sum_z([1, 2, 3], [1, 2, 3]) == 0
-
-
 @pytest.mark.parametrize(
     ("compressed_steps", "after_s", "ratio", "slower"), [(0, 0.2, 2.0, True), (25, 0.1, 1.0, False)]
 )
@@ -297,26 +228,6 @@ def test_steps_after_a_capture_are_waited_for_as_long_as_they_take(node, step_s,
     node.kill(0)
     node.poll()
     assert (TRAIN, 0) not in node.service._costs._undisturbed_s
-
-
-def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path):
-    store, hub = Store(StoreConfig(url=tmp_path.as_uri())), Hub(10.0)
-    folder = str(store.folder("old", 5000.0))
-    old = Capture("old", MANUAL, 5000.0, folder=folder, residual=Residual(1.4, 20, True))
-    store.create(replace(old, outcome="complete"))
-    register = CaptureRegister(store, hub)
-
-    def shown(*first_times: float) -> float | None:
-        ranks = tuple(
-            RankState("train", number, "", 1, "h", number, 2, first_time=first_time)
-            for number, first_time in enumerate(first_times)
-        )
-        hub.watch_ranks(lambda: ranks)
-        register.publish_residuals()
-        return counted(hub, "capture_residual_ratio", "train", "")
-
-    assert shown(4000.0, 6000.0) == 1.4
-    assert shown(6000.0, 7000.0) is None
 
 
 def test_events_a_step_bound_the_steps_of_all_ranks(node, monkeypatch):

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
 from warpwatch_capturing.config import StoreConfig, TriggersConfig
-from warpwatch_capturing.finisher import FairQueue, Finisher
+from warpwatch_capturing.finisher import Finisher
 from warpwatch_capturing.policy import Disk, DiskSpace, Policy
 from warpwatch_capturing.register import CaptureRegister
 from warpwatch_capturing.store import Store
@@ -45,37 +44,6 @@ def test_budgets_and_cooldowns_go_on_after_a_restart(node):
         judge.check(replace(AUTOMATIC, anomaly_id="a9", anomaly_kind="hang"), (), node.at)
     with pytest.raises(Refused, match="cooldown_s leaves 300 s"):
         judge.check(ANOTHER, (), node.at)
-
-
-def test_a_cooldown_is_of_one_run_and_not_of_the_same_anomaly(tmp_path):
-    # The machine has just started.
-    policy(tmp_path, cooldown_s=3 * 86400).check(AUTOMATIC, (), 0.0)
-    judge = policy(tmp_path)
-    judge.add_start(AUTOMATIC, 0.0)
-    judge.check(AUTOMATIC, (), 1.0)
-    with pytest.raises(Refused, match=r"captured for this 1 s ago; .*cooldown_s leaves 599 s"):
-        judge.check(ANOTHER, (), 1.0)
-    judge.check(replace(ANOTHER, run="r2"), (), 1.0)
-    with pytest.raises(Refused, match="cooldown_s leaves 1 s"):
-        judge.check(ANOTHER, (), 599.0)
-    judge.check(ANOTHER, (), 600.0)
-
-
-def test_quiet_hours_are_local_unless_they_say_utc(tmp_path, monkeypatch, stack):
-    # Local time is seven hours ahead: 06:30 when it is 23:30 UTC.
-    stack.callback(time.tzset)
-    stack.callback(monkeypatch.undo)
-    monkeypatch.setenv("TZ", "WWT-7")
-    time.tzset()
-    judge = policy(tmp_path, quiet_hours=("22:00-06:00 UTC",))
-    with pytest.raises(Refused) as refused:
-        judge.check(AUTOMATIC, (), 0.0)
-    assert refused.value.reason == "refused_quiet_hours"
-    judge.config = TriggersConfig(quiet_hours=("22:00-06:00",))
-    judge.check(AUTOMATIC, (), 0.0)
-    judge.config = TriggersConfig(quiet_hours=("12:00-13:00", "06:30-06:31"))
-    with pytest.raises(Refused, match=r"triggers\.quiet_hours has 06:30-06:31"):
-        judge.check(AUTOMATIC, (), 0.0)
 
 
 class FakeDisk(Disk):
@@ -109,28 +77,6 @@ def test_a_disk_that_is_full_or_gone_or_hangs_is_a_refusal_without_touching_it()
     assert Disk(Path("/dev")).space().free > 0
     with pytest.raises(Refused, match="gone: No such file or directory"):
         policy(Path("/gone")).check(MANUAL, (), 0.0)
-
-
-def test_owners_are_served_in_turn_however_much_one_of_them_has():
-    queue, done = FairQueue(10), list[str]()
-    for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
-        assert queue.put(name[0], partial(done.append, name))
-    while queue.do_next():
-        pass
-    assert done == ["a1", "b1", "c1", "a2", "b2", "a3"]
-
-
-def test_an_owner_with_too_much_has_no_more_taken_and_others_have():
-    queue, done = FairQueue(2), list[str]()
-    taken = [queue.put("a", partial(done.append, str(n))) for n in range(4)]
-    assert taken == [True, True, False, False]
-    assert queue.put("b", partial(int, "x"))
-    assert queue.do_next()
-    # Work that fails is not done again.
-    with pytest.raises(ValueError, match="'x'"):
-        queue.do_next()
-    assert [queue.do_next() for _ in range(2)] == [True, False]
-    assert done == ["0", "1"]
 
 
 def test_of_one_owner_64_captures_may_wait_to_be_finished(tmp_path):
@@ -200,17 +146,6 @@ def test_what_has_a_copy_goes_first_and_what_runs_never(new, number, changes):
     captures = [capture(store, f"c{number}", (3 - number) * DAY) for number in range(3)]
     captures[number] = replace(captures[number], **changes)
     assert [one.id for one in store.retain(captures, NOW)[0]] == ["c0", "c2"]
-
-
-def test_the_captures_of_who_has_the_most_give_way(new):
-    store = new(max_bytes=100 << 10)
-    # The newest is too large by itself, and the others' are small and old.
-    captures = [
-        capture(store, f"c{number}", (3 - number) * DAY, kib << 10, owner=owner)
-        for number, (owner, kib) in enumerate((("ns/a", 10), ("ns/b", 10), ("ns/c", 95)))
-    ]
-    assert [one.id for one in store.retain(captures, NOW)[0]] == ["c0", "c1"]
-    assert [one.id for one in store.load(10)] == ["c0", "c1"]
 
 
 def test_what_a_power_cut_left_is_counted_and_removed_by_age(new):
