@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.cases import cases
 from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, MemoryAgent, around_straggler
 from tests.daemon.http.everything import fill
-from warpwatch_daemon.cli import main, status
-from warpwatch_daemon.cli.capture import describe
+from warpwatch_daemon.cli import status
 from warpwatch_serving.page.charts import plots
 from warpwatch_serving.page.findings import headline, when
 from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
-from warpwatch_telemetry.jobs import RunSummary
 from warpwatch_telemetry.samples import SourceHealth
 from warpwatch_telemetry.state import State
 
@@ -199,28 +195,3 @@ def test_the_page_is_the_golden_one(client, full, golden):
     page = client.get("/").text
     page = re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
     golden("http/page.html", page.encode())
-
-
-def test_what_commands_print_is_the_golden_text(client, full, golden, capsys):
-    assert status.main([], lambda: NOW) == 1
-    assert status.main(["--job", "chat"], lambda: NOW) == 0
-    text = capsys.readouterr().out
-    for capture in full.now.captures:
-        text += "".join(f"{line}\n" for line in describe(capture, "http://localhost:9400"))
-    golden("http/commands.txt", text.encode())
-
-
-def test_runs_are_listed_and_compared_in_words(client, agent, golden, capsys):
-    shown, said = "", cases(__file__)
-    for name, about in said["runs"].items():
-        fields = {"steps": 1200, "judged_steps": 1000, "ranks": (0,), **about}
-        job, run = name.split("/")
-        agent.runs.append(RunSummary("uid/1000", job, run, NOW, NOW - 3600, **fields))
-    for command in said["commands"]:
-        answer = main(command.split())
-        out, err = capsys.readouterr()
-        shown += f"$ {command}\n{out}{err}{answer}\n"
-    assert main(["runs", "--job", "chat", "--json"]) == 0
-    names = [one["run"] for one in json.loads(capsys.readouterr().out)["runs"]]
-    assert names == ["tuesday", "new", "few"]
-    golden("http/runs.txt", re.sub(r": \d{4}-\d\d-\d\d \d\d:\d\d,", ": TIME,", shown).encode())
