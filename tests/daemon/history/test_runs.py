@@ -365,8 +365,3 @@ def said(node: Node, *before: RunSummary) -> list[float] | None:
 def test_a_run_is_compared_with_the_last_ones_of_its_kind(node):
     runs = [kept(number, 0.4 + number / 100) for number in range(7)]
     assert said(node, *runs) == pytest.approx([0.46, 0.45, 0.44, 0.43, 0.42])
-
-
-def test_steps_of_a_server_are_iterations():
-    run = summary(0, steps=12, step_clock="iteration()")
-    assert (run.counted_steps, run.a_step) == ("12 iterations", "an iteration")

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +16,6 @@ from warpwatch_serving.page.findings import headline, when
 from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
 from warpwatch_telemetry.samples import SourceHealth
 from warpwatch_telemetry.state import State
-
-Golden = Callable[[str, bytes], None]
 
 NOTHING = State(time=0.0, version="0.1.0", hostname="h")
 HOSTILE = '<script>alert(1)</script>\n"onload=x\x00\x1b[31m&' + "y" * 2**20
@@ -147,15 +144,6 @@ def test_what_is_no_longer_in_memory_comes_from_the_history(client, agent):
     # The state knows this one, and the history what was around it.
     known = client.get("/api/v1/anomalies/a3").json()
     assert (known["id"], known["context"]["interval_s"]) == ("a3", 10)
-
-
-def test_detectors_are_filtered(client, agent):
-    fill(agent)
-    ours = client.get("/api/v1/detectors?job=llama-7b&kind=data_stall").json()
-    assert [len(one["readings"]) for one in ours["detectors"]] == [1]
-    assert ours["suppressed"] == []
-    other = client.get("/api/v1/detectors?job=other&kind=data_stall").json()
-    assert other == {"detectors": [{"kind": "data_stall", "readings": []}], "suppressed": []}
 
 
 def series(times: list[int], values: list[float | None]) -> ContextSeries:

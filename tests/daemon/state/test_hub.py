@@ -277,34 +277,6 @@ def test_every_metric_is_shown_as_the_catalogue_describes_it(name):
     assert sample.labels == dict(zip(row.labels, values, strict=True))
 
 
-def test_what_another_part_keeps_is_read_at_each_scrape():
-    hub = Hub(4.0)
-    durations_s = {"pipeline": 0.25, "host": 0.5}
-    suppressed = {("hang", "crash"): 1}
-    hub.metrics.read("loop_duration_seconds", lambda: durations_s)
-    hub.metrics.read("anomalies_suppressed_total", lambda: suppressed)
-    assert counted(hub, "loop_duration_seconds", "host") == 0.5
-    assert counted(hub, "anomalies_suppressed_total", "hang", "crash") == 1
-    del durations_s["host"]
-    suppressed["hang", "crash"] = 2
-    assert counted(hub, "loop_duration_seconds", "host") is None
-    assert counted(hub, "anomalies_suppressed_total", "hang", "crash") == 2
-
-
-def test_captures_are_counted_by_whose_they_are_up_to_a_number_of_owners():
-    metrics = AgentMetrics()
-    others = (f"uid/{2000 + one}" for one in range(64))
-    for owner in ("ns/ml", "uid/1000", *others, "ns/ml"):
-        metrics.count_capture("torch", "manual", "complete", owner)
-    said = metrics.registry.get_sample_value
-    labels = {"kind": "torch", "trigger": "manual", "outcome": "complete"}
-    name = "warpwatch_captures_total"
-    assert said(name, labels | {"namespace": "ml", "user": ""}) == 2
-    assert said(name, labels | {"namespace": "", "user": "1000"}) == 1
-    # Owners beyond the limit.
-    assert said(name, labels | {"namespace": "", "user": ""}) == 2
-
-
 POWER: SeriesKey = ("device_power_watts", ())
 TENSOR: SeriesKey = ("device_tensor_active_ratio", ())
 XID: SeriesKey = ("device_xid_errors_total", ("79",))
