@@ -106,9 +106,16 @@ class PlayedService:
         self.store = Store(StoreConfig(url=folder.as_uri()))
         self.places, hub = Places(), Hub(10.0)
         self.service = CaptureService(
-            NoLimits(TriggersConfig()), CaptureRegister(self.store, hub), self.places, hub,
-            lambda busy: None, lambda: None, self.clock.monotonic, self.clock.wall, read_here,
-        )  # fmt: skip
+            NoLimits(TriggersConfig()),
+            CaptureRegister(self.store, hub),
+            self.places,
+            hub,
+            lambda busy: None,
+            lambda: None,
+            self.clock.monotonic,
+            self.clock.wall,
+            read_here,
+        )
 
     def ask(self, request: CaptureRequest = REQUEST) -> tuple[Capture, Played, Played]:
         """The capture and its two participants, which have been asked."""

@@ -37,13 +37,16 @@ RECORDS: list[Record] = [
     Step(2.0, "llama", 3, 17, 0.5, 0.4, {"comm": 0.1}, 2**34, 32, 65536),
     Step(2.0, "llama", 3, 17, 0.5),
     RankSeen(1.0, "chat", 1, 2, kind="serve", role="scheduler", replica="7f2c"),
-    Step(2.0, "chat", 1, 9, 0.02, work_class="mixed", prefill_tokens=512, kv_tokens=9000), SECOND,
+    Step(2.0, "chat", 1, 9, 0.02, work_class="mixed", prefill_tokens=512, kv_tokens=9000),
+    SECOND,
     DeviceReading(3.0, "GPU-a", {("device_clock_hertz", ("sm",)): 1e9}),
     DeviceReading(3.0, "GPU-a", {}, up=False, reason="lost", driver_load="b/7", slot="0:1a:0"),
     RankEvent(4.0, "llama", 3, "exception", {"exception": "ValueError", "line": 3}),
     RankEvent(4.5, "llama", 3, "exception", {"type": "ValueError", "detail": "of range"}),
-    Clock(5.0), End(6.0, "llama", 3), End(6.0, "llama"),
-]  # fmt: skip
+    Clock(5.0),
+    End(6.0, "llama", 3),
+    End(6.0, "llama"),
+]
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)

@@ -36,11 +36,19 @@ class Node(CaptureNode):
         detection = Detection(config.detection, config.anomalies)
         self.log = TelemetryLog(JsonlWriter(store.with_name("log")), hub.metrics, self.clock.wall)
         self.pipeline = Pipeline(
-            hub, self.source, detection, service, Triggers(service, self.source.targets, hub),
+            hub,
+            self.source,
+            detection,
+            service,
+            Triggers(service, self.source.targets, hub),
             RegularCaptures(Baseline(service, hub), service),
-            Archive(store, detection, lambda what: None, lambda: None), RecordStream(), self.log,
-            RunTable(RunFiles(store), hub, "node"), self.clock.monotonic, self.clock.wall,
-        )  # fmt: skip
+            Archive(store, detection, lambda what: None, lambda: None),
+            RecordStream(),
+            self.log,
+            RunTable(RunFiles(store), hub, "node"),
+            self.clock.monotonic,
+            self.clock.wall,
+        )
 
     def raise_exception(self) -> None:
         self.rings[1].event("exception", type="ValueError", message="no")

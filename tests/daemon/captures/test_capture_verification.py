@@ -61,24 +61,28 @@ BARE = without("user_annotation") | {"warpwatch": {}}
 
 WHOLE = json.dumps(trace()).encode()
 CASES: dict[str, tuple[Expectation, Any]] = {
-    "whole": (ASKED, trace()), "with a kernel": (ASKED, with_event(KERNEL)),
+    "whole": (ASKED, trace()),
+    "with a kernel": (ASKED, with_event(KERNEL)),
     "a step too few": (ASKED, trace(steps=range(3, 5))),
     "a step too many": (ASKED, trace(steps=range(2, 6))),
-    "no steps": (ASKED, without("user_annotation")), "no operators": (ASKED, without("cpu_op")),
-    "another rank": (ASKED, trace(rank=1)), "no rank": (ASKED, trace(warpwatch={})),
+    "no steps": (ASKED, without("user_annotation")),
+    "no operators": (ASKED, without("cpu_op")),
+    "another rank": (ASKED, trace(rank=1)),
+    "no rank": (ASKED, trace(warpwatch={})),
     "a rank that only PyTorch names": (ASKED, trace(warpwatch={}, distributedInfo={"rank": 0})),
     "an event at 0": (ASKED, with_event(KERNEL, ts=0.0)),
     "an event before 0": (ASKED, with_event(KERNEL, ts=-4.5)),
     "an event hours later": (ASKED, with_event(KERNEL, ts=9e9)),
     "text that is cut short": (ASKED, gzip.compress(WHOLE[:-40])),
-    "a file that is cut short": (ASKED, gzip.compress(WHOLE)[:-20]), "garbage": (ASKED, b"garbage"),
+    "a file that is cut short": (ASKED, gzip.compress(WHOLE)[:-20]),
+    "garbage": (ASKED, b"garbage"),
     "a GPU without kernels": (ON_GPU, trace() | GPU),
     "a GPU with a kernel": (ON_GPU, with_event(KERNEL) | GPU),
     "a GPU that is not computed on": (ASKED, trace() | GPU),
     "a simulated GPU, which runs no kernels": (ON_GPU, trace(deviceProperties=[])),
     "a window without steps and rank": (WINDOW, BARE),
     "a window of any rank": (replace(WINDOW, rank=None), BARE | {"distributedInfo": {"rank": 5}}),
-}  # fmt: skip
+}
 
 
 def test_what_a_trace_lacks_is_the_golden_list(tmp_path, golden):

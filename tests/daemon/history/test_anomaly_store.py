@@ -217,9 +217,13 @@ class Node:
         self.detection = Detection(config.detection, config.anomalies)
         self.is_woken = threading.Event()
         self.archive = Archive(
-            folder, self.detection, self.failures.append, self.is_woken.set,
-            monotonic=self.clock.monotonic, wall=self.clock.wall,
-        )  # fmt: skip
+            folder,
+            self.detection,
+            self.failures.append,
+            self.is_woken.set,
+            monotonic=self.clock.monotonic,
+            wall=self.clock.wall,
+        )
 
     def feed(self, *records: Step | RankEvent | Clock) -> list[Anomaly]:
         changes = []

@@ -52,9 +52,14 @@ class Node(CaptureNode):
     def connect(self) -> None:
         service = self.service
         self.uploads = Uploads(
-            RemoteStore(URL), self.store.path, service.register, service.is_settled,
-            self.hub.metrics, "node1", self.clock.monotonic,
-        )  # fmt: skip
+            RemoteStore(URL),
+            self.store.path,
+            service.register,
+            service.is_settled,
+            self.hub.metrics,
+            "node1",
+            self.clock.monotonic,
+        )
 
     def priced(self, *ranks: int, request: CaptureRequest = MANUAL) -> Capture:
         """A capture of both ranks to which these brought their traces; its price is known."""

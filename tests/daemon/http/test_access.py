@@ -95,9 +95,10 @@ GIVEN = {
     "proxy": {"Host": "x/healthz?", "X-Forwarded-For": "127.0.0.1", "X-Real-IP": "::1"},
     "token": bearer("correct horse"),
     "token through a proxy": bearer("correct horse") | {"Host": "gpu.example", "Via": "1.1 x"},
-    "wrong token": bearer("correct horse battery"), "password": basic("ali:open sesame"),
+    "wrong token": bearer("correct horse battery"),
+    "password": basic("ali:open sesame"),
     "wrong password": basic("ali:open"),
-}  # fmt: skip
+}
 
 
 def reason(answer: httpx.Response) -> str:
@@ -254,11 +255,12 @@ def test_who_may_do_what_is_the_golden_table(serve, token_file, tmp_path, report
     web_config = tmp_path / "web.yml"
     web_config.write_text(f"basic_auth_users: {{ali: '{hashed}'}}\n")
     configurations = {
-        "plain": {}, "token": {"token_file": token_file},
+        "plain": {},
+        "token": {"token_file": token_file},
         "token for metrics": {"token_file": token_file, "metrics_token": True},
         "password": {"web_config": web_config},
         "password, token": {"web_config": web_config, "token_file": token_file},
-    }  # fmt: skip
+    }
     lines = []
     for configured, section in configurations.items():
         server = serve(**section)

@@ -57,12 +57,17 @@ def test_what_cannot_be_captured_is_answered_too(site, golden):
     # As a reload does it.
     node.node.service.policy.config = TriggersConfig(recipes={"hang": None})
     answers = send(
-        client, {**alert("f1", training_job="train"), "status": "resolved"},
-        alert("f2", instance="gpu-17:9400"), alert("f3", training_job="train", rank="one"),
-        alert("f4", training_job="train", capture="video"), alert("f5", training_job="other"),
-        alert("f6", training_job="train", rank="7"), alert("f7", gpu="0"),
-        alert("f8", uuid="GPU-9", kind="xid"), alert("f9", training_job="train", kind="hang"),
-    )  # fmt: skip
+        client,
+        {**alert("f1", training_job="train"), "status": "resolved"},
+        alert("f2", instance="gpu-17:9400"),
+        alert("f3", training_job="train", rank="one"),
+        alert("f4", training_job="train", capture="video"),
+        alert("f5", training_job="other"),
+        alert("f6", training_job="train", rank="7"),
+        alert("f7", gpu="0"),
+        alert("f8", uuid="GPU-9", kind="xid"),
+        alert("f9", training_job="train", kind="hang"),
+    )
     golden("http/alerts.json", json.dumps(answers, indent=1).encode())
     assert node.captures() == []
     assert {answer["outcome"] for answer in answers} <= set(ALERT_OUTCOMES)

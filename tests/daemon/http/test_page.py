@@ -33,10 +33,12 @@ def test_the_headline_is_the_worst_of_what_is_known(agent, golden):
         "an anomaly": now,
         "a critical one before a newer warning": replace(now, anomalies=(straggler, crash)),
         "a lost device and a dead rank": replace(quiet, devices=(lost,), ranks=(dead,)),
-        "a dead rank": replace(quiet, ranks=(quiet.ranks[0], dead)), "nothing wrong": quiet,
-        "no rank": replace(quiet, ranks=(), jobs=()), "all have ended": replace(quiet, ranks=ended),
+        "a dead rank": replace(quiet, ranks=(quiet.ranks[0], dead)),
+        "nothing wrong": quiet,
+        "no rank": replace(quiet, ranks=(), jobs=()),
+        "all have ended": replace(quiet, ranks=ended),
         "nothing at all": NOTHING,
-    }  # fmt: skip
+    }
     found = {name: headline(state) for name, state in states.items()}
     lines = [f"{name}: {one.level}: {one.sentence} {one.notes}" for name, one in found.items()]
     golden("http/headlines.txt", "\n".join(lines).encode())
@@ -82,13 +84,15 @@ def test_hostile_texts_are_escaped_and_cut(client, agent):
     diagnosis = {"verdict": HOSTILE, "findings": [{"advice": HOSTILE, "share": "x"}]}
     about = {"request": request, "diagnosis": diagnosis, "files": (HOSTILE[:300],)}
     agent.now = replace(
-        now, hostname=HOSTILE, devices=(replace(now.devices[0], device=device),),
+        now,
+        hostname=HOSTILE,
+        devices=(replace(now.devices[0], device=device),),
         sources=(SourceHealth(HOSTILE, up=False, reason=HOSTILE),),
         ranks=(replace(now.ranks[0], phases_s=phases, **names),),
         jobs=(replace(now.jobs[0], name=HOSTILE),),
         anomalies=(replace(now.anomalies[1], job=HOSTILE, summary=HOSTILE, kind=HOSTILE),),
         captures=(replace(capture, detail=HOSTILE, **about),),
-    )  # fmt: skip
+    )
     page = client.get("/").text
     assert page.count("<script>") == 1
     assert "alert(1)" in page
