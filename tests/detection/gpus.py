@@ -41,9 +41,7 @@ class Node:
         fault: Fault = healthy,
         load: float | None = 0.95,
         interval_s: float = 1.0,
-        without: tuple[SeriesKey, ...] = (),
     ) -> Iterator[DeviceReading]:
-        """``without``: series that no GPU has."""
         begun = self.time
         while self.time < begun + seconds:
             self.time += interval_s
@@ -51,8 +49,6 @@ class Node:
                 values = dict(gpu.advance(self.time, interval_s, load).values)
                 if index == self.broken:
                     values |= fault(self.time - begun, values)
-                for name in without:
-                    values.pop(name, None)
                 yield DeviceReading(self.time, gpu.device.uuid, values, index=index)
 
     def down(self, seconds: float, reason: str) -> Iterator[DeviceReading]:

@@ -1,6 +1,5 @@
 """The worst moment of an anomaly, and the effects of a device on its job as one anomaly."""
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from tests.cases import cases
 from tests.detection.gpus import Metrics, Node, key
 from tests.detection.life import Life
-from tests.detection.streams import Job, detection, fed, lives
+from tests.detection.streams import Job, detection, lives
 from warpwatch_telemetry.anomalies import DEVICE_KINDS
 from warpwatch_telemetry.records import Record
 
@@ -68,35 +67,3 @@ def test_a_hot_gpu_and_its_slow_rank_are_one_anomaly_at_last(throttled_first_s, 
         assert "; in llama rank 3 computes" in ended.summary
         assert engine.register.suppressed_counts["straggler", "thermal_throttle"] >= 1
         assert engine.active == ()
-
-
-XID, ECC, ROWS = (
-    key("xid_errors_total", "94"),
-    key("ecc_errors_total", "uncorrected"),
-    key("row_remap_pending"),
-)
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations((XID, ECC, ROWS)))[::2])
-def test_a_memory_error_that_is_xid_ecc_and_row_remap_is_one_anomaly_at_last(order):
-    node, engine = Node(), detection()
-    fed(engine, [*node.seen(), *node.readings(150)])
-    begins = {name: 5.0 + 2 * number for number, name in enumerate(order)}
-
-    def broken(since_s: float, _: Metrics) -> Metrics:
-        return {name: 1.0 for name, begin in begins.items() if since_s >= begin}
-
-    # The row waits for a reset for longer than an event is held.
-    fed(engine, node.readings(1200, broken, interval_s=4.0))
-    (anomaly,) = engine.active
-    assert (anomaly.kind, anomaly.severity) == ("xid", "critical")
-    assert "new uncorrectable memory error" in anomaly.summary
-    assert "waits for the GPU's next reset" in anomaly.summary
-    assert all(before.explained_by is not None for before in engine.history)
-
-
-def test_an_xid_of_something_else_explains_no_memory_error():
-    node, engine = Node(), detection()
-    fed(engine, [*node.seen(), *node.readings(150)])
-    fed(engine, node.readings(20, lambda *_: {key("xid_errors_total", "31"): 1.0, ECC: 1.0}))
-    assert {one.kind for one in engine.active} == {"xid", "ecc_uncorrectable"}
