@@ -18,7 +18,7 @@ from warpwatch_detection.detector import SHARES, SHARES_OF_SERVERS
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.ranks import LiveRank, RankDevices
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, JOB_KINDS, KINDS
-from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
+from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Step
 
 
 def test_every_kind_has_a_detector_and_causes_are_kinds():
@@ -151,15 +151,6 @@ def test_a_forgotten_job_takes_its_anomalies_with_it():
         engine.feed(Step(job.time + 600, f"job-{number}", 0, 0, 0.1))
     assert [a.kind for a in engine.active if a.job == "llama"] == []
     assert engine.state.register.cores == {}
-
-
-def test_deadlines_fall_in_event_time_and_in_their_order():
-    engine = detection(hang={"timeout_s": 8})
-    slow = Job(ranks=1)
-    opened(engine, slow.steps(100))
-    engine.feed(RankEvent(slow.time + 5, "bert", 0, "died"))
-    found = opened(engine, [Clock(slow.time + 1_000)])
-    assert [(a.kind, round(a.time - slow.time, 3)) for a in found] == [("hang", 8), ("crash", 10)]
 
 
 def ranks_step(rank: int, step: int, profiled: bool = False, **phases: float) -> Step:

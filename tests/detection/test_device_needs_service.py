@@ -15,7 +15,7 @@ from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.records import DeviceReading
 
 ACTION = key("recovery_action")
-FELL, FELL_AT = key("xid_errors_total", "79"), key("xid_last_timestamp_seconds", "79")
+FELL = key("xid_errors_total", "79")
 ERRORS = key("ecc_errors_total", "uncorrected")
 OTHERS = set(KINDS) - {"device_needs_service"}
 FALLEN = "XID 79 (GPU has fallen off the bus), needs a reboot"
@@ -100,26 +100,6 @@ def test_an_xid_that_needs_service_lasts_over_restarts_until_the_gpu_is_healthy_
     assert [one.id == anomaly.id for one in opened(engine, gpus.read())] == [False]
 
 
-def test_what_the_driver_asks_for_is_needed_until_it_asks_no_more():
-    gpus, engine = begun()
-    gpus.shows({ACTION: 1.0})
-    fed(engine, gpus.read())
-    assert active(engine) == ["the driver asks for a reset"]
-    gpus.shows({ACTION: 2.0, FELL: 1.0})
-    fed(engine, gpus.read(1200))
-    assert active(engine) == [f"{FALLEN}; the driver asks for a reboot of the node"]
-    # A reboot alone is not enough while it asks.
-    fed(engine, gpus.changed(load="boot-2/4711").read())
-    assert len(engine.active) == 1
-    gpus.shows({ACTION: 0.0})
-    fed(engine, gpus.read())
-    assert active(engine) == []
-    fed(engine, gpus.changed(reason="reset_required").read())
-    assert "without which it does not use the GPU" in active(engine)[0]
-    fed(engine, gpus.changed(reason="").read())
-    assert active(engine) == []
-
-
 def test_a_person_resolves_it_and_what_is_asked_for_anew_is_another_one():
     gpus, engine = begun()
     anomaly = falls(gpus, engine)
@@ -135,22 +115,6 @@ def test_a_person_resolves_it_and_what_is_asked_for_anew_is_another_one():
     assert another.id != anomaly.id
     with pytest.raises(Refused, match="no such active anomaly"):
         engine.resolve(anomaly.id, gpus.time, "uid 0")
-
-
-@pytest.mark.parametrize(
-    ("action", "found"), [(None, [FALLEN]), (0.0, []), (2.0, [f"{FALLEN}; the driver asks for"])]
-)
-def test_a_new_daemon_finds_it_in_the_kernel_log_unless_the_driver_asks_for_nothing(action, found):
-    gpus, engine = Gpus(), alone("device_needs_service")
-    gpus.shows(
-        {FELL: 0.0, FELL_AT: gpus.time - 7200, **({} if action is None else {ACTION: action})}
-    )
-    for one in gpus.read():
-        hidden = dict(one.metrics)
-        if action is None:
-            hidden.pop(ACTION, None)
-        engine.feed(msgspec.structs.replace(one, metrics=hidden))
-    assert [one[: len(some)] for one, some in zip(active(engine), found, strict=True)] == found
 
 
 def test_other_kinds_end_by_themselves():
