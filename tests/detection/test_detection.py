@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tests.cases import cases
 from tests.detection.life import LLAMA
-from tests.detection.streams import EPOCH_S, Job, detection, fed, joined, made, opened
+from tests.detection.streams import EPOCH_S, Job, detection, joined, made, opened
 from tests.golden_lines import line
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.explanation import DEVICE_CAUSES, EXPLAINED_BY, JOB_CAUSES
@@ -59,31 +59,6 @@ def test_a_cause_judges_before_what_it_explains():
         # If each may cause the other, the first that is found is the cause.
         alone = [cause for cause in causes if kind not in EXPLAINED_BY.get(cause, ())]
         assert [c for c in alone if order.index(c) > order.index(kind)] == [], kind
-
-
-def test_an_anomaly_keeps_id_and_begin_while_its_values_follow():
-    job, engine = Job(ranks=4, step_s=0.5, noise=0.02), detection()
-    opened(engine, job.steps(300))
-    first = opened(engine, job.steps(60, compute=lambda _, rank: 0.2 * (rank == 1)))[0]
-    opened(engine, job.steps(60, compute=lambda _, rank: 0.3 * (rank == 1)))
-    (now,) = engine.active
-    assert (now.id, now.time, now.begin_step) == (first.id, first.time, first.begin_step)
-    assert first.value == pytest.approx(0.60, rel=0.05)
-    assert now.value == pytest.approx(0.70, rel=0.05)
-
-
-def test_the_end_of_a_job_closes_its_states_and_frees_its_memory():
-    job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
-    opened(engine, job.steps(300))
-    opened(engine, job.steps(60, compute=lambda *_: 0.2))
-    process = RankEvent(job.time, "llama", 0, "process", {"core_wait_share": 0.1})
-    changed = fed(engine, [process, End(job.time, "llama")])
-    assert [a.end_time for a in changed] == [job.time]
-    assert (engine.active, engine.state.register.cores) == ((), {})
-    remembered = snapshot.save(
-        {name: part for name, part in engine.parts().items() if name != "engine"}
-    )
-    assert b"llama" not in remembered
 
 
 def test_of_more_jobs_than_the_bound_those_that_live_stay():
@@ -177,13 +152,3 @@ def test_steps_of_ranks_are_joined_as_in_the_golden_file(golden_case):
         text += f"{name}:\n"
         text += "".join(line("  joined", step) for step in joined(two_ranks(rows)))
     golden_case(text)
-
-
-def test_a_capture_of_one_rank_masks_until_its_end_is_reported():
-    job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
-    opened(engine, job.steps(300))
-    engine.feed(RankEvent(job.time, "llama", 1, "capture_armed"))
-    assert opened(engine, job.steps(60, compute=lambda *_: 0.3)) == []
-    engine.feed(RankEvent(job.time, "llama", 1, "capture_finished"))
-    assert opened(engine, job.steps(20, compute=lambda *_: 0.3)) == []
-    assert opened(engine, job.steps(100)) == []

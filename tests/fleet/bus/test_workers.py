@@ -346,11 +346,6 @@ async def test_a_lease_that_has_expired_is_renewed_while_no_other_has_it(play: P
     ]
 
 
-def test_a_large_batch_is_published_in_full_portions():
-    lines = [b"a" * 6, b"b" * 4, b"c", b"d" * 9, b"e" * 11, b"f"]
-    assert [*said.portions(lines, 10)] == [b"aaaaaabbbb", b"cddddddddd", b"e" * 11, b"f"]
-
-
 @on_the_bus
 async def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(play: Play) -> None:
     bus = play.agents[0].bus
