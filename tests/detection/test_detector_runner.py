@@ -13,9 +13,6 @@ from warpwatch_detection.detector import (
     DetectorRunner,
     DetectorStatus,
     KindResults,
-    Unjudged,
-    deviations,
-    rank_names,
 )
 from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
@@ -96,11 +93,3 @@ def test_a_status_has_its_end_once_and_a_blind_rank_makes_its_job_blind(monkeypa
     for statuses in ((one, blind), (blind, one), (one, unknown), (replace(one, job=None), unknown)):
         monkeypatch.setattr(engine.runner.detectors[0], "statuses", statuses.__iter__)
         assert [(sight.owner, sight.blind) for sight in engine.sensitivities()] == [("uid/7", True)]
-
-
-def test_ranks_are_named_in_order_and_limits_and_stale_faults_have_bounds() -> None:
-    assert rank_names({10, 9, 2}) == "ranks 2, 9, 10"
-    assert rank_names(range(20)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7"
-    assert deviations(1.0, 60.0) == pytest.approx(2.326, abs=0.001)
-    unjudged = Unjudged()
-    assert [unjudged.is_stale(at) for at in (0, 500, 1200, 1799, 1800)] == [False] * 4 + [True]

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from tests.detection.streams import EPOCH_S, alone, kinds_of, opened, restart
-from warpwatch_detection.signals.memory_growth import GrowthPoint, theil_sen
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, RankEvent, RankSeen, Record, Step
 
@@ -197,9 +196,3 @@ def test_a_server_may_fill_its_caches_when_the_load_changes(steps, kinds):
         for one in records
     )
     assert [kind for kind, _ in kinds_of(opened(alone("memory_leak"), served))] == kinds
-
-
-def test_the_slope_is_the_median_of_all_pairs():
-    blocks = [GrowthPoint(step, 0.0, 2.0 * step) for step in range(10)]
-    blocks[4].value = 1e9
-    assert theil_sen(blocks) == pytest.approx(2.0)

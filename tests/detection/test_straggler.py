@@ -9,10 +9,8 @@ from msgspec.structs import replace
 
 from tests.cases import cases
 from tests.detection.streams import EPOCH_S, Job, alone, detection, fed, kinds_of, lived, on, opened
-from warpwatch_detection.detector import JobStep
 from warpwatch_detection.job_steps import JobSteps
-from warpwatch_detection.signals.peers import WorkScaling, compare, stages
-from warpwatch_telemetry.jobs import JobId
+from warpwatch_detection.signals.peers import WorkScaling
 from warpwatch_telemetry.log import Decoder, encode_line
 from warpwatch_telemetry.records import End, RankSeen, Step
 
@@ -233,15 +231,6 @@ def test_a_job_with_one_rank_a_stage_is_not_compared_and_says_so():
     assert sight.blind and sight.text.startswith("ranks 0, 1, 2, 3, 4, 5, 6, 7 of a job in stages")
 
 
-def test_ranks_with_the_same_experts_are_alike_only_where_each_has_such_a_like():
-    both = {rank: {"expert": (rank % 2, 2)} for rank in range(4)}
-    assert stages(both) == ({0: 0, 1: 1, 2: 0, 3: 1}, True)
-    assert stages({rank: {"expert": (rank, 4)} for rank in range(4)}) == ({}, False)
-    assert stages({rank: {"data": (rank, 2)} for rank in range(2)}) == ({0: 0, 1: 0}, True)
-    assert stages({0: {"data": (0, 2)}, 1: {}}) == stages({}) == ({}, None)
-    assert stages({0: {"pipeline": (0, 2)}, 1: {"pipeline": (1, 2)}}) == ({0: -1, 1: -1}, True)
-
-
 def test_a_rank_that_reports_no_place_leaves_that_of_the_job_unknown():
     steps = JobSteps()
     for rank in (0, 1):
@@ -316,12 +305,6 @@ def test_the_exponent_of_work_is_learned_as_work_grows_and_as_it_shrinks(exponen
     assert scaling.exponent == pytest.approx(exponent, abs=0.01)
     scaling.explained(times | {0: times[0] + 50.0}, work | {0: 2 * work[0]})
     assert scaling.exponent == pytest.approx(exponent, abs=0.2)
-
-
-def test_a_rank_that_computes_nothing_counts_as_one_percent_of_the_step():
-    step = JobStep(EPOCH_S, JobId("", "llama", ""), 1, 1, 0.5, 0.5, {0: 0.0, 1: 0.4}, {})
-    ratio = math.log(0.4 / 0.005)
-    assert compare(step, WorkScaling(), {}).ratios == pytest.approx({0: -ratio, 1: ratio})
 
 
 def test_a_rank_whose_place_is_unknown_stops_no_detector():
