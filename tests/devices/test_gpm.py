@@ -5,7 +5,7 @@ import pytest
 
 from tests.devices.conftest import Golden
 from tests.devices.nvml_by_hand import HandNvml, texts, uuid
-from warpwatch_devices.nvml.gpm import Gpm, GpmRequest, GpmTurns
+from warpwatch_devices.nvml.gpm import Gpm, GpmTurns
 from warpwatch_devices.nvml.library import CallCosts, DeviceGone, initialise
 from warpwatch_telemetry.catalogue import CATALOGUE
 
@@ -132,12 +132,3 @@ def test_devices_that_cannot_tell_are_left(gpm: Counters, caplog: pytest.LogCapt
     gpm.nvml.driver.set(0, lost=1)
     with pytest.raises(DeviceGone, match="lost"):
         gpm.round()
-
-
-def test_what_a_device_does_not_measure_is_not_asked_again() -> None:
-    request = GpmRequest()
-    assert len(request.metrics) == 16
-    request.drop((20, 60))
-    assert len(request.metrics) == 14
-    assert {20, 60}.isdisjoint(request.metrics)
-    assert [metric for metric, _, _ in request.answers()] == list(request.metrics)

@@ -16,7 +16,6 @@ from tests.manual_clock import ManualClock
 from warpwatch_devices.nvml.counters import Integral, PcieBytes, busy_samples
 from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
 from warpwatch_devices.nvml.library import CallCosts, driver_load
-from warpwatch_devices.nvml.processes import ProcessUse
 from warpwatch_telemetry.metric import Values
 from warpwatch_telemetry.samples import DeviceProcess
 
@@ -315,17 +314,6 @@ def test_busy_time_goes_on_after_the_clock_was_set_back() -> None:
     assert integral.total == 0
     samples.add([*before, (after_us + 500_000, 100)])
     assert integral.total == pytest.approx(0.5)
-
-
-def test_shares_of_processes_go_on_after_the_clock_was_set_back() -> None:
-    clock = ManualClock(wall=10_000.0)
-    use = ProcessUse(clock.wall)
-    old = (7, 10_000_000_000, 80, 0, 0, 0)
-    # The last second of the first reading counts. More than all of a device is no share.
-    first = [(7, 9_999_500_000, 40, 0), (7, 9_998_500_000, 90, 0), (0, 10_000_000_000, 50, 0)]
-    assert use.shares([old, *first, (8, 10_000_000_000, 101, 0, 0, 0)]) == {7: 0.6}
-    clock.set_wall(10_000.0 - 3600)
-    assert use.shares([old, (7, 6_400_000_000, 20, 0, 0, 0)]) == {7: 0.2}
 
 
 def test_where_there_are_no_samples_utilization_is_integrated(process: Stepper) -> None:
