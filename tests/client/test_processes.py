@@ -111,7 +111,7 @@ def test_a_daemon_of_root_is_trusted_and_one_of_another_user_is_not(
         assert (found is not None) == (path == folder.path and own in (0, uid))
         if found is not None:
             found.close()
-    assert len(os.listdir("/proc/self/fd")) == opened
+    assert len(os.listdir("/proc/self/fd")) <= opened
 
 
 def test_two_ranks_are_two_rings(folder: Folder) -> None:

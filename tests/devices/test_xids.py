@@ -124,7 +124,7 @@ def test_records_that_were_overwritten_while_the_log_is_read_are_left_out(
     read = Mock(side_effect=[b"1\n", BrokenPipeError, b"2\n3\n", BlockingIOError])
     descriptors = len(os.listdir("/proc/self/fd"))
     assert xids.read_all(tmp_path / "kmsg", read) == ["1", "2", "3"]
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
     node = begin(tmp_path / "kmsg")
     overwritten = BrokenPipeError(errno.EPIPE, "Broken pipe")
     with monkeypatch.context() as patch:

@@ -38,7 +38,7 @@ def test_records_are_lines_at_once(tmp_path, golden, monkeypatch):
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError):
         JsonlWriter(log)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_what_a_killed_daemon_had_already_written_is_not_written_again(tmp_path: Path) -> None:

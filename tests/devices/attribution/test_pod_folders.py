@@ -98,7 +98,7 @@ def test_files_named_by_uuid_or_place_hold_jobs_or_are_refused_as_a_whole(
             path.write_text(text, "latin-1")
     descriptors = len(os.listdir("/proc/self/fd"))
     jobs, refused = read_jobs(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert jobs == {whole(name): said for name, said in case["said"].items()}
     assert refused == {whole(text) for text in case.get("refused", ())}
 
