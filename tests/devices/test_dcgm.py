@@ -101,7 +101,7 @@ def test_fields_become_our_series(node: Node, golden: Golden) -> None:
     assert (sample.source, sample.up, sample.time) == ("dcgm", True, node.clock.wall() - 0.5)
     assert sample.values[GRAPHICS] == 0.91
     assert node.newest(B).values == {GRAPHICS: 0.25}
-    assert (node.health.up, node.health.reason) == (True, "")
+    assert (node.health.up, node.health.reason, node.health.duration_s) == (True, "", 0.0)
     node.engine.values["1/0"] = {number: number / 10_000 for number in range(1001, 1009)}
     node.engine.values["1/0"] |= {number: number for number in range(1009, 1013)}
     node.engine.values["1/0"] |= {number: number / 10_000 for number in range(1013, 1016)}
