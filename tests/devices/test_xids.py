@@ -8,6 +8,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
@@ -234,3 +236,21 @@ def test_a_log_that_breaks_later_is_down(tmp_path, begin):
     node.round()
     node.read(FALLEN + "\n")
     assert (node.healths[-1], node.ledger.total(79)) == (("kernel_log", True, ""), 1)
+
+
+PIECES = ["NVRM: ", "Xid ", "(PCI:", "0000:1a:00", "GPU-I:05", "): ", "79", ",", ";", "\x00", "é"]
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=30).map("".join))
+def test_no_text_breaks_the_parser(text):
+    for address, xid in parse_record(text):
+        assert address in text
+        assert 1 <= xid <= 9999
+
+
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="/dev/kmsg may not be read here")
+def test_the_real_kernel_log_is_read_without_blocking(begin):
+    node = begin(Path("/dev/kmsg"))
+    node.round()
+    node.round()
+    assert node.healths[-1] == ("kernel_log", True, "")

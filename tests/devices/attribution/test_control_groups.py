@@ -4,6 +4,8 @@ import os
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.cases import cases as tables
 from tests.devices.attribution.gpus import GPU_0, GPU_1, sample
@@ -80,3 +82,8 @@ def test_the_number_of_processes_is_bounded() -> None:
     )
     (many,) = named.read((sample(GPU_0, 0, *range(2000)),), 1.0).attributions
     assert sorted(many.processes) == [*range(1, 1025)]
+
+
+@given(st.text())
+def test_no_text_makes_it_raise(text):
+    assert owner_of(text).container_id == "" or len(owner_of(text).container_id) == 64

@@ -182,3 +182,36 @@ def test_the_status_of_an_object_and_the_requests_for_it_are_golden(golden_case)
             api.asked.append(str(error))
         lines += [f"{name}: {one}\n" for one in api.asked]
     golden_case("".join(lines))
+
+
+def test_one_of_which_nothing_is_known_any_more_ends(asked: Asked) -> None:
+    asked.apply(job="train")
+    begun = timestamp(asked.fleet.clock.wall())
+    asked.server.ask("PATCH", f"{CAPTURES}/once/status", {"status": {"time": begun}})
+
+    async def work(own: CaptureObjects) -> None:
+        asked.fleet.clock.advance(120)
+        await own.advance()
+        assert "outcome" not in asked.status()
+        asked.fleet.clock.advance(1)
+        await own.advance()
+
+    asked.run(work)
+    status = asked.status()
+    assert (status["outcome"], status["detail"][:15]) == ("failed", "no longer known")
+    assert asked.taken() == [0, 0]
+
+
+def test_an_object_of_another_form_keeps_no_other_from_being_answered(stand_in, tmp_path, stack):
+    asked = Asked(stand_in, tmp_path, stack)
+    asked.apply("odd")
+    stand_in.ask("PATCH", f"{CAPTURES}/odd", {"spec": None})
+
+    async def work(own: CaptureObjects) -> None:
+        asked.apply(job="other")
+        while "outcome" not in asked.status():
+            await own.advance()
+            await asyncio.sleep(POLL_S)
+
+    asked.run(work)
+    assert (asked.status("odd"), asked.status()["outcome"]) == ({}, "refused_no_rank")

@@ -11,7 +11,7 @@ from tests.fleet.kubernetes.api_server import NODE, ApiServer
 from tests.fleet.kubernetes.told import LINK, Told, fault
 from tests.fleet.nodes import NOW, seen
 from warpwatch_fleet.config import FleetConfig, KubernetesConfig
-from warpwatch_fleet.kubernetes.api import timestamp
+from warpwatch_fleet.kubernetes.api import KubernetesError, timestamp
 from warpwatch_fleet.kubernetes.events import EventPublisher
 from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_runtime.agent_metrics import AgentMetrics
@@ -142,3 +142,50 @@ def test_what_a_server_does_not_take_is_counted_by_what_it_is_said_once_and_trie
     assert min(counted()) >= 2
     assert [one.levelname for one in caplog.records if "503:" in one.message] == ["WARNING"] * 3
     assert caplog.text.count("ValueError: a bug ends no work") == 1
+
+
+def test_what_lasts_is_told_again_before_the_server_forgets_it(told):
+    told.find(fault(time=NOW))
+    (event,) = told.rounds(after_s=3599)
+    assert (event["count"], event["lastTimestamp"]) == (2, timestamp(NOW + 1800))
+    (event,) = told.rounds(after_s=1)
+    assert (event["count"], event["lastTimestamp"]) == (3, timestamp(NOW + 3600))
+    assert event["firstTimestamp"] == timestamp(NOW)
+
+
+def test_what_was_over_long_before_the_fleet_began_is_not_told(told):
+    told.find(fault(1, end_time=NOW - 601), fault(2, end_time=NOW - 599))
+    (event,) = told.rounds()
+    assert "20261123t01-2" in event["metadata"]["name"]
+
+
+def test_an_event_that_the_server_has_forgotten_is_made_anew(told):
+    told.find(fault())
+
+    def forget() -> None:
+        told.server.ask("DELETE", "/api/v1/namespaces/default/events")
+        told.find(fault(summary="XID 94"))
+        told.cluster.hear()
+
+    told.rounds(2, forget)
+    (event,) = told.rounds()
+    assert event["message"].startswith("XID 94")
+
+
+def test_a_namespace_that_is_gone_holds_up_no_other_event(told):
+    told.nodes[0].say(seen(0, world=2, owner="ns/gone", pod="llama-0", pod_uid="0a1b"))
+    told.find(straggler(rank=0, owner="ns/gone"), fault(2))
+    with pytest.raises(KubernetesError, match="404: "):
+        told.rounds()
+    assert "Xid" in told.reasons()
+
+
+def test_a_server_that_is_away_is_told_later(stand_in):
+    told = Told(stand_in)
+    told.find(fault())
+    stand_in.failing = 503
+    with pytest.raises(KubernetesError, match="503: try again"):
+        told.rounds()
+    stand_in.failing = 0
+    assert len(told.rounds()) == 1
+    assert stand_in.asked[-1] == "POST /api/v1/namespaces/default/events"

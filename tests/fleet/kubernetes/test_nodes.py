@@ -188,3 +188,83 @@ def test_what_a_fleet_asks_of_the_api_server_is_golden(name, golden_case, monkey
         lines += rounds.api.asked
         rounds.api.asked.clear()
     golden_case("".join(lines), name)
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_of_a_node_whose_agent_is_away_the_condition_is_unknown(told, is_removed):
+    seen = []
+
+    def leave() -> None:
+        seen.append((told.condition()["status"], told.condition()["reason"]))
+        if is_removed:
+            told.cluster.cluster.set_targets({})
+        told.cluster.now += 1
+
+    told.rounds(2, leave, after_s=60)
+    assert seen == [("True", "NoFault"), ("Unknown", "AgentAway")]
+    assert told.taints() == []
+
+
+def test_a_dry_run_taints_nothing_and_says_what_it_would_do(server: ApiServer) -> None:
+    told = Told(server, dry_run=True)
+    for node in (0, 1):
+        told.find(fault(), node=node)
+    told.rounds(3)
+    assert told.taints() == told.taints("gpu-2") == []
+    assert {"WouldTaint", "NotTainted"} <= told.reasons()
+
+    def leave() -> None:
+        told.cluster.cluster.set_targets({told.nodes[1].address: Target(told.nodes[1].address)})
+        told.cluster.now += 3601
+        told.cluster.hear(told.nodes[1])
+
+    told.rounds(2, leave)
+    events = [one for one in server.events() if one["reason"] == "WouldTaint"]
+    assert {one["involvedObject"]["name"] for one in events} == {NODE, "gpu-2"}
+
+
+def test_a_changed_condition_comes_before_those_that_are_read_again(told, monkeypatch):
+    monkeypatch.setattr("warpwatch_fleet.kubernetes.conditions.MAX_PER_ROUND", 2)
+    monkeypatch.setattr("warpwatch_fleet.kubernetes.conditions.KNOWN_S", -1.0)
+    told.rounds(3, lambda: (told.find(fault(), node=1), told.cluster.hear()))
+    assert told.condition("gpu-2")["status"] == "False"
+
+
+def test_a_taint_that_a_person_took_away_or_put_there_is_left_alone(told: Told) -> None:
+    foreign = OWN | {"value": "by-hand"}
+    put_taint(told, foreign)
+    told.rounds(2)
+    assert told.taints() == [foreign]
+    put_taint(told, OTHER)
+    told.find(fault())
+    told.rounds()
+    assert told.taints() == [OTHER, OWN]
+    put_taint(told, OTHER)
+    told.rounds(2)
+    assert told.taints() == [OTHER]
+
+
+def test_a_node_that_the_cluster_does_not_have_is_asked_for_again_much_later(stand_in):
+    told = Told(stand_in, **TAINTS)
+    stand_in.ask("DELETE", "/api/v1/nodes/gpu-2")
+    told.find(fault(), node=1)
+
+    def later() -> None:
+        told.cluster.now += 300
+        told.cluster.hear()
+
+    told.rounds(3, later)
+    assert told.condition()["status"] == "True"
+    assert stand_in.asked.count("GET /api/v1/nodes/gpu-2") == 1
+    told.rounds(4, later)
+    assert stand_in.asked.count("GET /api/v1/nodes/gpu-2") == 3
+
+
+def test_a_node_that_another_has_changed_is_tainted_in_the_next_round(stand_in: StandIn) -> None:
+    told = Told(stand_in, **TAINTS)
+    told.find(fault())
+    stand_in.conflicts = 1
+    with pytest.raises(KubernetesError, match="409: the object"):
+        told.rounds()
+    told.rounds()
+    assert told.taints() == [OWN]
