@@ -30,7 +30,7 @@ from warpwatch_telemetry.bus_messages import partition_of
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent, Serve
-from warpwatch_telemetry.stream import CursorLine, encode_stream_line
+from warpwatch_telemetry.stream import AnomalyLine, CursorLine, encode_stream_line
 
 STEP_S = 0.5
 
@@ -664,3 +664,54 @@ def test_an_owner_with_many_jobs_gives_way_to_one_with_few(monkeypatch):
     assert Counter(job.owner for job in cluster.cluster.jobs) == {"ns/flood": 2, "ns/honest": 2}
     assert cluster.cluster.count_refused() == {"too_many_jobs": 5}
     assert cluster.cluster.jobs.keys() >= {seen(0, job="flood-0", owner="ns/flood").job_id}
+
+
+def test_an_anomaly_that_a_restarted_agent_does_not_report_again_has_ended():
+    cluster = TestCluster(TestNode("gpu-1", ahead_s=100.0))
+    (node,) = cluster.nodes
+    for ident in ("1", "2"):
+        node.stream.put_anomaly(found_by_agent("xid", id=ident))
+    cluster.hear()
+    node.stream = RecordStream()
+    node.stream.put_anomaly(found_by_agent("xid", id="2"))
+    ends = []
+    for after_s in (0.0, 29.9, 0.1, 600.0):
+        cluster.now += after_s
+        cluster.hear()
+        ends.append([one.end_time for one in cluster.anomalies()])
+    assert ends == [[None, None], [None, None], [NOW + 30, None], [NOW + 30, None]]
+
+
+def test_an_agent_of_a_tenant_speaks_for_its_owner_alone():
+    cluster = TestCluster(TestNode("gpu-1"), owner="ns/other")
+    cluster.nodes[0].say(seen(0), seen(1, owner="ns/other"))
+    foreign = found_by_agent("hang", job="llama", owner=OWNER)
+    cluster.nodes[0].stream.put_anomaly(foreign)
+    cluster.nodes[0].stream.put_anomaly(replace(foreign, id="2", owner="ns/other"))
+    cluster.hear()
+    assert cluster.job().id.owner == "ns/other"
+    assert [one.id for one in cluster.anomalies()] == ["2@gpu-1:9400"]
+    assert cluster.cluster.count_refused() == {"other_owner": 1, "bad_anomaly": 1}
+
+
+def test_a_tenants_agent_takes_no_name_of_a_node():
+    cluster = TestCluster(TestNode("gpu-1", address="10.0.0.7:9400"), owner=OWNER)
+    cluster.hear()
+    assert cluster.cluster.names() == {"10.0.0.7:9400": "10.0.0.7:9400"}
+    assert not cluster.cluster.node_names.has("gpu-1")
+
+
+def test_what_an_agent_makes_up_grows_nothing_without_end(monkeypatch):
+    for what in ("RANKS", "DEVICES", "ANOMALIES"):
+        monkeypatch.setattr(f"warpwatch_fleet.node.MAX_{what}", 10)
+    cluster = TestCluster(TestNode("gpu-1"))
+    cluster.hear()
+    node = cluster.cluster.nodes["gpu-1:9400"]
+    for number in (*range(100), 0):  # the first is known when it comes again
+        said = seen(0, job=f"job-{number}"), step(0, number, NOW, run=f"run-{number}")
+        lines = [encode_line(one) for one in (*said, DeviceReading(NOW, f"GPU-{number}", {}))]
+        lines.append(encode_stream_line(AnomalyLine(found_by_agent("oom", id=str(number)))))
+        cluster.cluster.feed("gpu-1:9400", filter(None, lines), NOW)
+    kept = node._ranks, node.samples, cluster.cluster.jobs, cluster.anomalies()
+    assert [len(one) for one in kept] == [10] * 4
+    assert node.refused == {"too_many_ranks": 90, "bad_device": 90}
