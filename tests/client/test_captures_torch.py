@@ -7,7 +7,9 @@ import os
 import pickle
 import re
 import tracemalloc
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from tests.cases import cases
 from tests.client.training import Training, names, training
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
-from warpwatch.captures.memory import HostGrowth, is_rising, summary
+from warpwatch.captures.memory import HostGrowth, Mark, is_rising, summary
 from warpwatch.captures.profilers import _Pauses
 from warpwatch_diagnosis.memory_growth import diagnose_memory
 from warpwatch_diagnosis.trace.reader import read_trace
@@ -321,6 +323,19 @@ def test_a_program_that_traces_itself_goes_on_and_so_does_one_that_was_interrupt
     growth.drop()
     growth.start()
     assert not tracemalloc.is_tracing()
+
+
+def test_a_line_that_a_type_knows_is_not_guessed_by_the_size_of_its_blocks():
+    def trace(line: str) -> Any:
+        frame = SimpleNamespace(filename=f"/job/{line}.py", lineno=1)
+        return SimpleNamespace(traceback=[frame], size=80)
+
+    growth, few, many = HostGrowth(9), trace("few"), trace("many")
+    growth._marks = [Mark(n, 0, Counter(), [few] * n + [many] * (9 * n)) for n in (1, 2, 3)]
+    lines = (("job.A", "/job/few.py:1"), ("job.B", None))
+    growth._types = [{"type": kind, "line": line, "sizes": [80]} for kind, line in lines]
+    growth._lines(lambda: None)
+    assert [one["line"] for one in growth._types] == ["/job/few.py:1", "/job/many.py:1"]
 
 
 def test_pauses_of_the_collector_are_kept_up_to_a_number():

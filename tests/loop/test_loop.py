@@ -49,7 +49,8 @@ def test_a_slow_data_loader_is_found_captured_and_diagnosed(tmp_path: Path) -> N
         report = node.http.get(f"/api/v1/captures/{capture['id']}/report.html")
         assert (report.status_code, "data_loading" in report.text) == (200, True)
         labels = {"kind": "torch", "trigger": "anomaly", "outcome": "complete"}
-        assert node.metric("warpwatch_captures_total", **labels) == 1
+        # A busy machine may have other anomalies as well.
+        assert (node.metric("warpwatch_captures_total", **labels) or 0) >= 1
         slow.unlink()
         poll(lambda: is_over(node, "data_stall"), logs)
 

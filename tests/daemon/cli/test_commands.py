@@ -10,15 +10,15 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.cases import cases
 from warpwatch_daemon.cli import GROUP, main
 from warpwatch_daemon.cli.capture import only_job, run_of
-from warpwatch_daemon.demo.processes import DemoProcesses
-from warpwatch_daemon.demo.story import Story
+from warpwatch_daemon.demo.processes import NONE, DemoProcesses
+from warpwatch_daemon.demo.story import FAULTS, Story
 from warpwatch_telemetry.errors import Refused, WarpwatchError
 
 ROOT = Path(__file__).parents[3]
@@ -123,6 +123,18 @@ def test_the_demo_says_verdict_cause_and_first_advice_and_where_the_rest_is():
     Story(processes, said.append)._verdict({"id": "c", "diagnosis": full, "files": []})
     report = "report: http://a/api/v1/captures/c/diagnosis.json"
     assert said == ["verdict: hang: a", "advice: b", report]
+
+
+def test_the_demo_counts_open_anomalies_of_this_run_and_ends_with_a_false_alarm():
+    mine, ended, earlier = (
+        {"id": str(n), "run": run, "time": 9e12, "end_time": end, "kind": "hang", "summary": "!"}
+        for n, run, end in ((1, "b", None), (2, "b", 1.0), (3, "a", None))
+    )
+    api = SimpleNamespace(get=lambda _: {"anomalies": [mine, ended, earlier]})
+    story = Story(cast(Any, SimpleNamespace(api=api, url="", run="b")), lambda text: None)
+    assert story._open() == [mine]
+    ending = story._quiet(FAULTS[NONE])
+    assert (ending.anomaly, ending.closed) == (mine, False)
 
 
 def leaves(tree: Any) -> int:

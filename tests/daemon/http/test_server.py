@@ -1,5 +1,6 @@
 """Listening, TLS, basic auth, and renewed certificates."""
 
+import asyncio
 import socket
 import ssl
 import stat
@@ -19,7 +20,7 @@ from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S, eventually
 from warpwatch_serving import web_config
 from warpwatch_serving.config import HttpConfig
-from warpwatch_serving.server import FOLDER_MODE, Server, listen_locally
+from warpwatch_serving.server import FOLDER_MODE, Listeners, Server, listen_locally
 from warpwatch_telemetry.errors import UsageError
 
 PLAIN_TLS = "tls_server_config: {cert_file: server.crt, key_file: server.key}\n"
@@ -59,6 +60,12 @@ def test_a_socket_that_is_served_is_not_taken_and_one_that_was_left_is(tmp_path)
     with listen_locally(path):
         modes = [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)]
         assert modes == [FOLDER_MODE, 0o666]
+
+
+def test_a_server_that_is_stopped_before_it_serves_ends():
+    listeners = Listeners(lambda: None)
+    listeners.stop()
+    asyncio.run(asyncio.wait_for(listeners.serve(), DEADLINE_S))
 
 
 def up(client: httpx.Client) -> float:
