@@ -18,7 +18,7 @@ from tests.cases import cases
 from tests.client.training import Training, names, training
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
-from warpwatch.captures.memory import HostGrowth, Mark, is_rising, summary
+from warpwatch.captures.memory import HostGrowth, Mark, summary
 from warpwatch.captures.profilers import _Pauses
 from warpwatch_diagnosis.memory_growth import diagnose_memory
 from warpwatch_diagnosis.trace.reader import read_trace
@@ -292,10 +292,6 @@ def test_the_summary_names_the_lines_that_hold_most():
     lines = [[{"filename": f"{number}.py", "line": 1, "name": "f"}] for number in range(60)]
     blocks = [{"state": "active_allocated", "size": 8, "frames": line} for line in lines]
     assert len(summary({"segments": [{"blocks": blocks}]})["lines"]) == 50
-
-
-def test_each_part_of_a_rise_has_a_quarter_of_an_even_share():
-    assert is_rising([0, 1, 8]) and not is_rising([0, 0.9, 8])
 
 
 def test_allocations_are_traced_for_30_s_at_most():

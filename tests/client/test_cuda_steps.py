@@ -2,7 +2,6 @@
 
 import json
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,7 +14,7 @@ from warpwatch import faults, protocol
 from warpwatch.monitor import Monitor
 from warpwatch.protocol import ABSENT
 from warpwatch.ring import RingWriter, StepRow
-from warpwatch.step_times import END, START, CudaSteps, device_uuid
+from warpwatch.step_times import END, START, CudaSteps
 from warpwatch.steps import StepClock
 
 
@@ -218,16 +217,6 @@ def test_the_exit_asks_the_gpu_in_the_training_thread_only(elsewhere: bool) -> N
     assert training.numbers == [0, 1, 2]
     assert training.gpu_ms == [None, None if elsewhere else 100, None]
     assert cuda.queries == (0 if elsewhere else 2)
-
-
-def test_the_device_is_named_by_its_uuid() -> None:
-    cuda = SimpleNamespace(
-        current_device=lambda: 1, get_device_properties=lambda _: SimpleNamespace(uuid="3a1c")
-    )
-    names = {None: "GPU-3a1c", "0,1": "GPU-3a1c", "MIG-a, MIG-b": "MIG-b", "MIG-a": "GPU-3a1c"}
-    assert {visible: device_uuid(cuda, visible) for visible in names} == names
-    cuda.get_device_properties = str
-    assert device_uuid(cuda, None) is None
 
 
 def test_a_gpu_that_is_behind_is_not_asked_at_every_step() -> None:

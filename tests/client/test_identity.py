@@ -80,13 +80,6 @@ def test_the_longest_metadata_fits_into_its_slot() -> None:
         assert ("note" in identity.fitted(about)) == (excess == 0)
 
 
-def test_phase_names_become_words() -> None:
-    assert phase_name("fwd+bwd\n") == "fwd_bwd_"
-    assert phase_name("2nd") == "_2nd"
-    assert phase_name("") == "_"
-    assert phase_name("p" * 33) == "p" * 32
-
-
 def test_a_ring_is_named_by_job_and_rank_in_a_plain_file_name() -> None:
     assert ring_name("..a b/ü", 3)[:-16] == "a_b__-r3-"
     assert ring_name("j" * 99, 0)[:-16] == "j" * 40 + "-r0-"

@@ -238,7 +238,7 @@ def _scheduled(output: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         counts.preemptions += len(output.preempted_req_ids)
     if output.scheduled_new_reqs:
         new = (scheduler.requests.get(one.req_id) for one in output.scheduled_new_reqs)
-        counts.observe("queue", [max(0.0, _queued_s(one)) for one in new if one])
+        counts.observe("queue", [_queued_s(one) for one in new if one])
     if process.is_separate:
         process.switch("wait")
 

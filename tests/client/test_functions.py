@@ -1,0 +1,88 @@
+"""What functions and small classes of the shim return, as a golden file."""
+
+from collections import UserDict, deque
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+from tests import expressions
+from tests.client.servers.engine_config import config
+from tests.conftest import Cases
+from warpwatch import faults
+from warpwatch.hooks.dataloader import measure
+from warpwatch.iterations import ServeCounts
+
+MODULES = {
+    "": "json",
+    "warpwatch": "gil_stacks helper_thread identity launch protocol stacks step_times",
+    "warpwatch.captures": "memory recording safety",
+    "warpwatch.hooks": "hook_state sglang vllm",
+}
+TOLD = "begin drop end join lead note rest shut_down switch"
+
+
+def told(module: Any, about: dict[str, Any], *calls: tuple[Any, ...]) -> list[Any]:
+    """Return what functions of a server's hooks tell its process and return, and what it counts."""
+    said: list[Any] = []
+    counts = ServeCounts(0)
+    process = SimpleNamespace(leads=False, is_separate=False, counts_tokens=True, counts=counts)
+    process.monitor, process.clock = "monitor", SimpleNamespace(open=True)
+    vars(process).update(about)
+    for name in TOLD.split():
+        setattr(process, name, lambda *given, name=name: said.append((name, *given)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "process", process)
+        patch.setattr(module, "_works", deque(), raising=False)
+        for name, *given in calls:
+            found = getattr(module, name)(*given)
+            said += [] if found is None else [found]
+    for name, before in vars(ServeCounts(0)).items():
+        after = getattr(counts, name)
+        if name == "_counts":
+            after = {(kind, i): n for kind, all_ in after.items() for i, n in enumerate(all_) if n}
+            before = {}
+        said += [] if after == before else [{name: after}]
+    return said
+
+
+def scheduled(tokens: int, cached: Any = (), new: Any = (), preempted: Any = ()) -> Any:
+    """Return an output of vLLM's scheduler; ``cached``: computed and output tokens of requests."""
+    computed, made = zip(*cached, strict=True) if cached else ((), ())
+    return SimpleNamespace(
+        total_num_scheduled_tokens=tokens,
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=list(computed), num_output_tokens=list(made), num_computed_tokens=list(computed)
+        ),
+        scheduled_new_reqs=[SimpleNamespace(req_id=one, num_computed_tokens=16) for one in new],
+        scheduled_spec_decode_tokens={},
+        preempted_req_ids=preempted,
+    )
+
+
+def measured(batch: Any) -> tuple[int, ...]:
+    """Return samples, tokens and faults."""
+    before = faults.count()
+    return (*measure(batch), faults.count() - before)
+
+
+class Broken:
+    """An object whose every attribute fails to be read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("not now")
+
+
+def test_functions_return_the_golden_values(cases: Cases, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPWATCH_REPLICA", "7")
+    itself: list[Any] = []
+    itself.append(itself)
+    known: dict[str, Any] = {
+        "told": told,
+        "scheduled": scheduled,
+        "measured": measured,
+        "config": config,
+    }
+    known |= {"zeros": numpy.zeros, "itself": itself, "Broken": Broken, "UserDict": UserDict}
+    expressions.check(cases, "client/functions.txt", MODULES, known)
