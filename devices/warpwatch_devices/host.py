@@ -237,7 +237,7 @@ class NetworkSource(Source):
             own = (self._sys / "class/infiniband" / device / "device").resolve()
             for uuid, bus in buses.items():
                 gpu = (self._sys / "bus/pci/devices" / bus).resolve()
-                if bus and is_near(own.parts, gpu.parts):
+                if is_near(own.parts, gpu.parts):
                     yield ("network_port_gpu_info", (device, number, uuid)), 1
 
 

@@ -256,7 +256,7 @@ class SimulatedDevice:
 
     def _clocks(self, activity: float, reasons: frozenset[str]) -> dict[SeriesKey, float]:
         profile = self._profile
-        slowed = 0.85 if reasons - {"idle"} else 1.0
+        slowed = 0.85 if reasons else 1.0
         graphics_hz = profile.graphics_hz * (slowed - 0.06 * activity) if activity else 345e6
         now = (graphics_hz, graphics_hz, profile.memory_hz, graphics_hz * 0.9)
         highest = (profile.graphics_hz,) * 2 + (profile.memory_hz, profile.graphics_hz * 0.9)

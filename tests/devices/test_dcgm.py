@@ -8,7 +8,7 @@ import pytest
 
 from tests.devices.conftest import Golden
 from tests.devices.dcgm_stand_in import host_engine
-from tests.devices.dcgm_stand_in.host_engine import Engine
+from tests.devices.dcgm_stand_in.host_engine import DCGMError, Engine
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
@@ -177,6 +177,8 @@ def test_instances_come_and_go_while_it_runs(node: Node) -> None:
     assert f"{A}/gi7" not in node.sink.devices
     node.run(1.5)
     assert node.newest(f"{A}/gi7").values == {GRAPHICS: 0.5}
+    watched = [call.partition("] ")[0] for call in node.engine.calls if call.startswith("watch")]
+    assert watched[-2:] == ["watch [(1, 0), (4, 4), (4, 5)", "watch [(1, 1)"]
     # What DCGM has published itself is no device of NVML's.
     node.known = tuple(samples[-1] for samples in node.sink.devices.values())
     new = [{"id": 6, "gpu": 0, "gi": 1}]
@@ -266,16 +268,20 @@ def test_a_host_engine_gone_comes_back(node: Node, caplog: pytest.LogCaptureFixt
     assert (node.health.up, node.health.reason, node.sink.devices) == (False, text, {})
     assert caplog.messages == [text]
     # The bindings raise other errors, too, in any words.
-    for error, said in ((Exception("two\nlines"), "two lines"), (ValueError(), "ValueError")):
+    for error, said in (
+        (Exception("two\nlines"), "two lines"),
+        (ValueError(), "ValueError"),
+        (DCGMError(-14), "DCGM Error with code -14"),
+    ):
         node.engine.error = error
         node.run(60)
         assert node.health.reason == f"DCGM at localhost:5555: {said}"
     node.engine.change(up=True, error=None)
     node.run(60)
     assert node.values(A) and node.health.up
-    node.engine.error = ValueError()
+    node.engine.error = DCGMError(-14)
     node.run()
-    assert caplog.messages[-2:] == 2 * ["DCGM at localhost:5555: ValueError"]
+    assert caplog.messages[-2:] == 2 * ["DCGM at localhost:5555: DCGM Error with code -14"]
     node.engine.error = None
     node.run()
     # Restarted between two readings: nothing of before is known to it.

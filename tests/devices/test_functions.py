@@ -1,54 +1,78 @@
-"""Tables of calls with literals as arguments: of functions without a state, and of objects."""
+"""Results of functions and small classes of the devices, as a golden file of expressions."""
 
-import ast
-from importlib import import_module
-from inspect import signature
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
+from tests import expressions
 from tests.conftest import Cases
+from tests.devices.hand_loops import HandLoops
+from tests.devices.recording import RecordingSink
+from tests.locks import held
 from tests.manual_clock import ManualClock
 from warpwatch_devices import processes
+from warpwatch_devices.attribution import source as attribution
+from warpwatch_devices.nvml import processes as nvml_processes
+
+MODULES = {
+    "warpwatch_devices": "config host memory_groups processes processor_waits simulated xids",
+    "warpwatch_devices.attribution": "control_groups device_ids folders kubelet",
+    "warpwatch_devices.dcgm": "bindings exporter_source values",
+    "warpwatch_devices.nvml": "counters device events fields gpm library mig readers source survey",
+    "warpwatch_telemetry": "samples",
+}
 
 
-def named(text: str) -> Any:
-    module, _, name = text.rpartition(".")
-    return getattr(import_module(f"warpwatch_devices.{module}"), name)
-
-
-def result(call: Any, arguments: str) -> object:
+def raised(work: Callable[..., object], *arguments: object) -> object:
+    """Return the result, or the error with its class."""
     try:
-        found = call(*ast.literal_eval(f"({arguments},)" if arguments else "()"))
-    except ValueError as error:
+        return work(*arguments)
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return sorted(found) if isinstance(found, set | frozenset) else found
 
 
-def test_each_call_returns_what_its_line_says(
+def failing(code: int) -> Callable[..., None]:
+    def call(*_: object) -> None:
+        raise pynvml.NVMLError(code)
+
+    return call
+
+
+def answered(
+    work: Callable[..., object], *arguments: object, of: Any = pynvml, **answers: Any
+) -> object:
+    """Return the result while NVML, or a module, has these answers: values, or functions."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, answer in answers.items():
+            call = answer if callable(answer) else lambda *_, answer=answer: answer
+            patch.setattr(of, f"nvml{name}" if of is pynvml else name, call)
+        return raised(work, *arguments)
+
+
+def test_each_expression_has_its_golden_value(
     cases: Cases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_TICK_S", 0.01)
     monkeypatch.setattr(processes, "_PAGE_BYTES", 4096)
+    numbers = itertools.count()
 
-    def call(text: str) -> object:
-        name, _, arguments = text.partition(" ")
-        return result(named(name), arguments)
+    def tree(files: dict[str, str | None]) -> Path:
+        """Make a folder with these files; a name without a text is a folder."""
+        root = Path(f"tree{next(numbers)}").absolute()
+        for name, text in files.items():
+            (root / name if text is None else (root / name).parent).mkdir(
+                parents=True, exist_ok=True
+            )
+            if text is not None:
+                (root / name).write_text(text)
+        return root
 
-    cases("devices/functions.txt", call)
-
-
-def test_each_object_returns_what_its_calls_say_one_after_another(cases: Cases) -> None:
-    def play(text: str) -> list[object]:
-        first, *steps = text.splitlines()
-        made, clock = named(first), ManualClock()
-        clocks = {name: getattr(clock, name) for name in ("monotonic", "wall")}
-        played = made(**{name: clocks[name] for name in signature(made).parameters})
-        said = []
-        for step in steps:
-            name, _, arguments = step.partition(" ")
-            # The clock is moved with its own methods.
-            said.append(result(getattr(played, name, None) or getattr(clock, name), arguments))
-        return said
-
-    cases("devices/objects.txt", play)
+    own = (raised, failing, answered, tree, partial, held, ManualClock, RecordingSink, HandLoops)
+    more = {one.__name__: one for one in own} | {"pynvml": pynvml, "attribution": attribution}
+    more["nvml_processes"] = nvml_processes
+    expressions.check(cases, "devices/functions.txt", MODULES, more)

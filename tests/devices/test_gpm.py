@@ -63,9 +63,9 @@ def test_shares_are_a_devices_and_its_instances(gpm: Counters, golden: Golden) -
     assert gpm.values[0]["sm_active_ratio"] == 0.72
     assert gpm.values[0][RECEIVED] == 4_000_000_000 + 6_400_000_000
     gpm.nvml.driver.set(load=50)
-    gpm.nvml.driver.mig(0, "0=3g.40gb/1/0", "2=1g.10gb/9/0")
+    gpm.nvml.driver.mig(0, "0=3g.40gb/1/0", "2=1g.10gb/0/0")
     parent = pynvml.nvmlDeviceGetHandleByIndex(0)
-    for instance in (1, 9):
+    for instance in (1, 0):
         gpm.add(uuid(0), parent, instance)
     gpm.round()
     gpm.round()

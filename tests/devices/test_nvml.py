@@ -289,10 +289,12 @@ def test_nvml_is_not_shut_down_under_a_call(source):
     nvml.driver.set(driver_gone=1)
     nvml.rounds(3)
     assert nvml.reasons(0) == ["driver"]
-    assert nvml.calls("nvmlShutdown") == 0
     source.source.close()
-    assert nvml.calls("nvmlShutdown") == 0
+    # Nor is anything freed that the call may use.
+    assert (nvml.calls("nvmlShutdown"), nvml.calls("nvmlGpmSampleFree")) == (0, 14)
+    published = len(nvml.samples(uuid(1)))
     nvml.release(UTILIZATION, 1)
+    assert len(nvml.samples(uuid(1))) == published
     nvml.rounds()
     assert nvml.calls("nvmlShutdown") == 1
 
@@ -415,6 +417,10 @@ def test_an_instance_that_is_removed_is_forgotten_not_lost(source):
         source.wait(21)
         found = [samples[-1].up for name, samples in nvml.sink.devices.items() if "MIG-" in name]
         assert found == [True] * len(instances)
+    nvml.driver.set(0, lost=1)
+    nvml.rounds(2)
+    assert nvml.reasons(0) == ["lost"]
+    assert not [name for name in nvml.sink.devices if "MIG-" in name]
 
 
 def test_return_codes_mean_what_the_policy_says(cases):

@@ -290,16 +290,18 @@ def test_a_sample_holds_since_the_one_before_it_but_not_over_a_gap() -> None:
     samples.add([(14 * second, 2**32 + 50), (13 * second, 100), (13 * second + 500_000, 100)])
     assert integral.total == pytest.approx(0.5 + 0.25)
     # The buffer holds three seconds: what lies further apart was not sampled in a row.
+    clock.advance(5)
     samples.add([(18 * second, 100), (19 * second, 20)])
     assert integral.total == pytest.approx(0.75 + 0.2)
     # A full buffer has overwritten samples: its mean stands for the 41 s before it.
     clock.advance(44)
-    samples.add([(60 * second, 2**32 - 1), (61 * second, 50), (62 * second, 100), (63 * second, 0)])
-    assert integral.total == pytest.approx(0.95 + 20.5 + 1.5)
+    full = ((60, 2**32 - 1), (61, 50), (62, 100), (63, 2**32 - 1))
+    samples.add([(at * second, raw) for at, raw in full])
+    assert integral.total == pytest.approx(0.95 + 30.75 + 1.5)
     # The clock was set ahead.
     clock.advance(4)
     samples.add([(at * second, 0) for at in (100, 101, 102, 103)])
-    assert integral.total == pytest.approx(0.95 + 20.5 + 1.5)
+    assert integral.total == pytest.approx(0.95 + 30.75 + 1.5)
 
 
 def test_busy_time_goes_on_after_the_clock_was_set_back() -> None:

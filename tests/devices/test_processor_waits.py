@@ -50,7 +50,16 @@ def test_a_new_thread_counts_whole_and_one_of_the_same_number_anew(tmp_path: Pat
     thread(tmp_path, 8, 0.1, 0.2)
     thread(tmp_path, 9, 0.5, 0.5)
     wait = queue.poll(110.0)
-    assert wait is not None and wait.wait_ns == 700_000_000
+    # Of neither is known for how long it waited.
+    assert wait is not None and (wait.wait_ns, wait.share) == (700_000_000, 0.0)
+    # One that is gone when all are listed is another one if it comes again.
+    (tmp_path / "7/task/8/schedstat").unlink()
+    (tmp_path / "7/task/8").rmdir()
+    queue.poll(120.0)
+    thread(tmp_path, 8, 5.0, 0.7)
+    thread(tmp_path, 9, 0.5, 20.5)
+    wait = queue.poll(130.0)
+    assert (wait.wait_ns, wait.share) == (20_700_000_000, 1.0)
 
 
 def test_idle_threads_are_read_every_ten_seconds_alone(tmp_path: Path) -> None:

@@ -206,6 +206,8 @@ def test_no_log_is_said(tmp_path, begin, caplog):
     caplog.set_level(logging.INFO)
     node = begin(tmp_path / "none" / "kmsg")
     node.round()
+    node.clock.advance(60)
+    node.round()
     node.path.parent.mkdir()
     node.path.touch()
     # It is tried again after a minute.
@@ -231,7 +233,7 @@ def test_a_log_that_breaks_later_is_down(tmp_path, begin):
     assert node.healths[-1] == ("kernel_log", False, f"{node.path}: Is a directory")
     assert (node.sink.healths[-1].errors, node.sink.healths[-1].duration_s) == (1, 0.0)
     # It is opened again after a minute.
-    node.path.write_text("")
+    node.path.write_text(FALLEN + "\n")
     node.clock.advance(60)
     node.round()
     node.read(FALLEN + "\n")

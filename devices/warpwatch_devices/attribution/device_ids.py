@@ -63,8 +63,6 @@ class DeviceReference:
 
 def parse_device_id(text: str) -> DeviceReference | None:
     """Return the device of a device plugin's id, or None for an unknown form."""
-    if len(text) > MAX_ID_LENGTH:
-        return None
     if match := _BY_UUID.fullmatch(text):
         return DeviceReference(uuid=match[1], shared=match[2] is not None)
     if match := _BY_PARENT.fullmatch(text):
@@ -237,7 +235,7 @@ def _matches(device: Device, reference: DeviceReference) -> bool:
 
 def _plain(profile: str) -> str:
     """Return only the letters and digits: the DRA driver writes ``1g.10gb+me`` so."""
-    return "".join(char for char in profile.lower() if char.isalnum())
+    return "".join(char for char in profile if char.isalnum())
 
 
 def _minor(device: Device) -> int:
