@@ -65,10 +65,15 @@ def open_path() -> Iterator[Path]:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, bytes], None]:
-    """Compare bytes with a file of tests/golden; ``--update-golden`` writes it instead."""
+    """Compare bytes with a file of tests/golden; ``--update-golden`` writes it instead.
+
+    Pages are compared without their style and script.
+    """
 
     def compare(name: str, actual: bytes) -> None:
         path = GOLDEN / name
+        if path.suffix == ".html":
+            actual = re.sub(rb"<(style|script)>.*?</\1>", b"", actual, flags=re.DOTALL)
         if request.config.getoption("--update-golden"):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(actual)

@@ -20,6 +20,7 @@ from warpwatch_diagnosis.rules import RULES
 from warpwatch_diagnosis.words import COLUMN_HEADS, LANES, PARTS, VERDICTS, title
 
 HOSTILE = "</script></title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+STYLE = Path(html.__file__).with_name("style.css").read_text()
 VOID = {"meta", "br", "img"}
 
 
@@ -66,6 +67,7 @@ def test_the_page_needs_no_network_and_no_script(eight_ranks: Diagnosis) -> None
     assert "url(" not in page
     assert "http" not in page.replace("http-equiv", "")
     assert "default-src 'none'; style-src 'unsafe-inline'" in page
+    assert f"<style>{STYLE}</style></head>" in page
 
 
 def test_names_from_a_trace_cannot_act_in_the_report(tmp_path: Path) -> None:
@@ -140,10 +142,9 @@ def test_the_longest_of_many_steps_are_drawn_and_the_one_with_most_waiting(tmp_p
 
 
 def test_every_label_has_a_colour_and_every_kind_a_title(golden):
-    style = Path(html.__file__).with_name("style.css").read_text()
     for pattern in (r"\.p-(\w+)\{fill", r"\.b-(\w+)\{background"):
-        assert re.findall(pattern, style) == list(dict.fromkeys(re.findall(r"--p-(\w+):#", style)))
-    assert Counter(re.findall(r"--p-(\w+):#", style)) == dict.fromkeys(LANES, 2)
+        assert re.findall(pattern, STYLE) == list(dict.fromkeys(re.findall(r"--p-(\w+):#", STYLE)))
+    assert Counter(re.findall(r"--p-(\w+):#", STYLE)) == dict.fromkeys(LANES, 2)
     assert set(COLUMN_HEADS) == set(PARTS)
     assert {rule.kind for rule in RULES} | {"healthy", "inconclusive"} == set(VERDICTS)
     titles = [f"{kind}: {name}; on the CPU: {title(kind, ())}" for kind, name in VERDICTS.items()]
