@@ -345,12 +345,11 @@ class Top(App[None]):
 
     def _selected(self) -> RankState | None:
         table = self.query_one("#ranks", DataTable)
-        ranks = self._reading.state.ranks if self._reading else ()
-        if not ranks or not table.row_count:
+        if self._reading is None or not table.row_count:
             return None
-        keys = [key for key, _ in rank_rows(self._reading, False)] if self._reading else []
+        keys = [key for key, _ in rank_rows(self._reading, False)]
         chosen = keys[min(table.cursor_row, len(keys) - 1)]
-        return next(one for one in ranks if one.key == chosen)
+        return next(one for one in self._reading.state.ranks if one.key == chosen)
 
     # --- searching ---
 
@@ -364,8 +363,7 @@ class Top(App[None]):
         self.query_one("#ranks").focus()
 
     def on_input_changed(self) -> None:
-        if self._whole is not None:
-            self._show(self._whole)
+        self._draw()
 
     def on_input_submitted(self) -> None:
         self.query_one("#ranks").focus()
@@ -373,14 +371,19 @@ class Top(App[None]):
     # --- showing ---
 
     def on_resize(self) -> None:
-        if self._whole is not None:
-            self._show(self._whole)
+        self.call_later(self._draw)
 
     def _show(self, reading: Reading) -> None:
         self._whole, self._away_since = reading, None
-        self._reading = reading = reading.narrowed(self.query_one("#search", Input).value)
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._whole is None:
+            return
+        self._reading = reading = self._whole.narrowed(self.query_one("#search", Input).value)
         wide = self.size.width >= WIDE
-        self._head(f"{headline(reading.state)}  {reading.url}", away=False)
+        if self._away_since is None:
+            self._head(f"{headline(reading.state)}  {reading.url}", away=False)
         _fill(self.query_one("#gpus", DataTable), device_columns(wide),
               device_rows(reading.state, wide))  # fmt: skip
         _fill(self.query_one("#ranks", DataTable), rank_columns(wide),

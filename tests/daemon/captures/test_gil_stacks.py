@@ -154,17 +154,6 @@ def test_only_a_named_pipe_of_the_rings_owner_is_read(tmp_path, pipe, written):
     assert left == [(True, True), (True, True), (False, True)]
 
 
-def test_py_spys_answer_becomes_threads():
-    frame = {"name": "hold", "filename": "/home/me/train.py", "line": 12, "locals": None}
-    outer = {"name": "<module>", "filename": "/home/me/train.py", "line": 20}
-    thread = {"thread_id": 16, "thread_name": "MainThread", "os_thread_id": 7, "owns_gil": True}
-    data = json.dumps([{**thread, "frames": [frame, outer]}, 5, {"frames": "x"}]).encode()
-    (found,) = stacks.parse_py_spy(data, 7)
-    assert (found["name"], found["main"], found["gil"]) == ("MainThread", True, True)
-    assert [frame["function"] for frame in found["frames"]] == ["<module>", "hold"]
-    assert stacks.parse_py_spy(b"[[", 7) == []
-
-
 def test_py_spy_is_the_one_of_the_daemons_python(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path / "other"))

@@ -16,10 +16,9 @@ import pytest
 
 from tests.cases import cases
 from warpwatch_daemon.cli import GROUP, main
-from warpwatch_daemon.cli.capture import only_job, run_of
 from warpwatch_daemon.demo.processes import NONE, DemoProcesses
 from warpwatch_daemon.demo.story import FAULTS, Story
-from warpwatch_telemetry.errors import Refused, WarpwatchError
+from warpwatch_telemetry.errors import WarpwatchError
 
 ROOT = Path(__file__).parents[3]
 CASES = cases(__file__)
@@ -86,17 +85,6 @@ def test_what_cannot_be_done_is_one_line_and_the_exit_status(line, status, said,
     assert err.count("\n") == 1
     # Python's own way with a closed pipe is only given up for the program that is started.
     assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
-
-
-def test_without_ranks_there_is_no_only_job_and_no_replica():
-    ranks = [{"job": "chat", "status": "stopped"}, {"job": "gone", "status": "died"}]
-    api: Any = SimpleNamespace(get=lambda path: {"ranks": ranks})
-    assert only_job(api) == "chat"
-    ranks.clear()
-    with pytest.raises(Refused, match="no running job reports"):
-        only_job(api)
-    with pytest.raises(Refused, match="no replica 'r' is known; replicas: none"):
-        run_of(api, "r")
 
 
 @pytest.mark.parametrize("captured", [True, False])

@@ -7,17 +7,12 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from tests.detection.streams import EPOCH_S, Job, slow_rank
-from warpwatch_daemon.cli import main, replay
+from tests.detection.streams import Job, slow_rank
+from warpwatch_daemon.cli import main
 from warpwatch_daemon.cli.replay import LogReader, read_lines
-from warpwatch_detection.anomalies.tracked import Suppressed
-from warpwatch_detection.detector import DetectorStatus
-from warpwatch_telemetry.anomalies import Anomaly, Detected
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.log import encode
 from warpwatch_telemetry.records import Record
@@ -75,28 +70,6 @@ def test_only_the_asked_kind_and_job_are_shown(slow_log, capsys):
     assert printed(capsys) == []
 
 
-def test_an_explanation_is_a_line_for_each_suppressed_finding_and_reading():
-    found = Detected(EPOCH_S, "warning", "slower", job="llama", rank=3)
-    few = DetectorStatus("learning", "3 of 5 steps seen", "llama", limit=float("inf"))
-    warm = DetectorStatus("fine", "70 of 90 °C", device="GPU-1")
-    replayed: Any = SimpleNamespace(
-        suppressed=lambda: [Suppressed("step_regression", found, "straggler", "1", EPOCH_S)],
-        statuses=lambda: [("hang", few), ("overheating", warm)],
-    )
-    said, documents = (
-        list(replay.explanation(replayed, lambda kind, job: True, as_json, 0.5))
-        for as_json in (False, True)
-    )
-    assert said[:3] == [
-        "step_regression of llama rank 3: suppressed since 1700000000.000 by straggler: slower",
-        "hang of llama: learning: 3 of 5 steps seen", "overheating of GPU-1: fine: 70 of 90 °C",
-    ]  # fmt: skip
-    suppressed, reading, *_ = map(json.loads, documents)
-    assert (suppressed["kind"], suppressed["cause"]) == ("step_regression", "straggler")
-    # There is no bound yet.
-    assert (reading["kind"], reading["limit"]) == ("hang", None)
-
-
 def test_a_strangers_name_reaches_no_terminal_as_it_is(slow_log, tmp_path, capsys):
     hostile = "j\x1b]0;owned\x07\u202e\x9b2J"
     log = tmp_path / "log"
@@ -118,18 +91,6 @@ def test_a_job_name_that_no_terminal_can_show_is_written_escaped(
         monkeypatch.setattr("sys.stdout", terminal)
         assert main(["replay", str(log), "--explain"]) == 1
     assert b"straggler \\ud800 step" in capfdbinary.readouterr().out
-
-
-def test_the_json_form_has_the_keys_of_the_design():
-    anomaly = Anomaly(
-        id="1-1", kind="hang", time=1.0, severity="warning", summary="silent", job="llama",
-        owner="ns/team",
-    )  # fmt: skip
-    assert json.loads(replay.line(anomaly, as_json=True)) == {
-        "time": 1.0, "kind": "hang", "severity": "warning", "job": "llama", "rank": None,
-        "device": None, "step": None, "begin_step": None, "value": None, "baseline": None,
-        "summary": "silent", "scope": "job", "owner": "ns/team", "run": None,
-    }  # fmt: skip
 
 
 def test_bad_lines_are_left_out_and_reported_in_one_line(tmp_path, capsys):

@@ -4,26 +4,28 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
+from tests.daemon.http.conftest import CAPTURE, NOW, STRAGGLER, node_in_trouble
 from tests.loop.node import LoopNode, loop_node
 from tests.loop.programs import STEPPING
+from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
 from warpwatch_daemon.api_client import ApiClient, socket_path
 from warpwatch_daemon.cli import top_screen
 from warpwatch_daemon.cli.status import to_state
 from warpwatch_daemon.cli.top_screen import Reading, Top, TopClient
-from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.samples import Device, DeviceSample
-from warpwatch_telemetry.state import Histogram, RankState, State
+from warpwatch_telemetry.errors import Refused, WarpwatchError
+from warpwatch_telemetry.state import State
 
 SMALL, LARGE = (80, 24), (200, 50)
 PAUSE_S = 0.1
@@ -91,20 +93,6 @@ def test_it_shows_a_daemon_asks_for_captures_and_survives_a_restart(tmp_path):
         assert node.get("captures") != []
 
 
-def test_shares_of_phases_are_of_the_steps_since_the_look_before():
-    reader = TopClient(lambda: pytest.fail("nobody is asked"))
-    rank = RankState("j", 0, "0", 1, "node", owner="u")
-
-    def shares(passed_s: float, **phases_s: float) -> object:
-        reader._follow([replace(rank, durations=Histogram(sum=passed_s), phases_s=phases_s)])
-        return reader._phases["j", "0", "u", ""]
-
-    assert shares(10.0, forward=5.0, comm=5.0) == {"forward": 0.5, "comm": 0.5}
-    assert shares(14.0, forward=6.0, comm=5.0) == {"forward": 0.25, "comm": 0.0}
-    assert shares(14.0, forward=6.0, comm=5.0) == {"forward": 0.25, "comm": 0.0}
-    assert shares(2.0, forward=1.0) == {"forward": 0.5}
-
-
 def test_a_connection_is_kept_until_an_answer_fails():
     parts = ("devices", "jobs", "ranks", "anomalies", "captures")
     answers: dict[str, object] = {f"/api/v1/{part}": {part: ()} for part in parts}
@@ -126,23 +114,62 @@ def test_a_connection_is_kept_until_an_answer_fails():
     assert len(connected) == 2
 
 
-def test_trouble_is_marked_and_comes_first_and_a_fleets_device_names_its_node():
-    device = DeviceSample(Device("GPU-1", 1, "H100"), 0.0)
-    lost = DeviceSample(Device("GPU-2", 2, "H100"), 0.0, {}, False, "lost", source="gpu-7")
-    known: dict[SeriesKey, float] = {("device_throttle_active", ("hw_thermal",)): 1.0}
-    known |= {(f"device_memory_{name}_bytes", ()): 2.0**30 for name in ("used", "total")}
-    known["device_temperature_celsius", ("gpu",)] = 95.0
-    hot = DeviceSample(Device("GPU-3", 1, "H100"), 0.0, known)
-    rank = RankState("llama", 3, "3", 1, "node", device="GPU-1", status="stopped")
-    ranks = (rank, replace(rank, rank=4, name="4"))
-    state = State(0.0, "", "", devices=(device, hot, lost), ranks=ranks)
-    (first, shown), (second, warned), (third, well) = top_screen.device_rows(state, wide=False)
-    assert (first, second, third) == ("GPU-2", "GPU-3", "GPU-1")
-    assert (str(shown[0]), str(shown[-1])) == ("gpu-7 2", "! lost")
-    assert (str(well[0]), str(well[-1])) == ("1", "llama rank 3, llama rank 4")
-    assert [(str(warned[place]), warned[place].style) for place in (2, 4)] == [
-        ("1 GiB of 1 GiB!", "yellow"), ("95 °C!", "bold red"),
+Play = tuple[str, Callable[[], object], tuple[str, ...]]
+
+
+async def screens(app: Top, plays: Sequence[Play]) -> str:
+    """Return the screen after each play: a reading or failure, then keys, or ``tall``."""
+    text = ""
+    async with app.run_test(size=SMALL) as pilot:
+        screen, ranks = Screen(app, pilot), app.query_one("#ranks", DataTable)
+        await app.workers.wait_for_complete()
+        for name, begin, keys in plays:
+            begin()
+            app.poll()
+            await app.workers.wait_for_complete()
+            if name == "tall":
+                await pilot.resize_terminal(*LARGE)
+            await pilot.press(*keys)
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            rows = [" ".join(row[:2]) for row in screen.cells("#ranks")]
+            lines = (screen.line(one) for one in ("#head", "#said", "#findings"))
+            text += "\n".join((f"{name} {keys}", f"{ranks.cursor_row} of {rows}", *lines, "\n"))
+    return text
+
+
+def test_the_screen_after_keys_readings_and_failures_is_golden(monkeypatch, golden_case):
+    here, clock = node_in_trouble(), ManualClock(wall=NOW)
+    seen = SimpleNamespace(time=clock.wall, strftime=lambda _: "12:00:00")
+    monkeypatch.setattr(top_screen, "time", seen)
+    found = [replace(STRAGGLER, id=str(n), summary=f"slow {n}", time=NOW - n) for n in range(9)]
+    ranks = tuple(replace(here.ranks[0], rank=n, name=str(n), job=f"job{n}") for n in range(3))
+    full = replace(here, anomalies=tuple(found), ranks=ranks, captures=(CAPTURE,))
+    asked = replace(CAPTURE, id="c7", outcome=None, diagnosis=None)
+    done = replace(full, captures=(replace(CAPTURE, id="c7"), CAPTURE))
+    read = Mock(side_effect=WarpwatchError("it starts"))
+    refused = Refused("refused_busy", "it is being captured")
+    capture = Mock(side_effect=[asked, refused, asked])
+    reader = cast(TopClient, SimpleNamespace(read=read, request_capture=capture))
+
+    def reads(state: State | str, later_s: float = 0.0) -> Callable[[], None]:
+        def begin() -> None:
+            clock.advance(later_s)
+            failure = WarpwatchError(state) if isinstance(state, str) else None
+            read.configure_mock(side_effect=failure, return_value=Reading(cast(State, state), "U"))
+
+        return begin
+
+    plays = [
+        ("all", reads(full), ("down", "down")), ("again", reads(full), ("c",)),
+        ("the capture ends", reads(done), ()), ("away", reads("gone"), ()),
+        ("away", reads("still gone", 90.0), ()), ("back", reads(full, 5.0), ("c",)),
+        ("away", reads("gone", 7.0), ("slash", *"job1")), ("back", reads(full), ("enter", "c")),
+        ("all", reads(full), ("escape",)), ("none", reads(replace(full, ranks=())), ("c",)),
+        ("tall", reads(full), ()),
     ]  # fmt: skip
+    text = asyncio.run(screens(Top(reader, 3600.0), plays))
+    golden_case(text + "".join(f"{one.args[0].job}\n" for one in capture.call_args_list))
 
 
 def test_rows_of_all_that_the_api_answers_are_golden(golden_case):

@@ -141,11 +141,6 @@ ARGUMENTS = ["--patience", str(DEADLINE_S)]
 STUCK_AT = "nvmlDeviceGetPersistenceMode"
 
 
-def test_no_line_is_longer_than_the_terminal_is_wide():
-    long = Check("x" * 16, False, "word " * 100, "advice " * 100, "devices")
-    assert max(len(line) for line in doctor.lines([long], width=60)) <= 60
-
-
 @pytest.fixture
 def no_daemon(monkeypatch, tmp_path):
     monkeypatch.setenv("WARPWATCH_DIR", str(tmp_path / "run"))
