@@ -46,7 +46,7 @@ def check(cases: Cases, name: str, modules: Mapping[str, str], more: Mapping[str
         # Local time is seven hours ahead.
         patch.setenv("TZ", "WWT-7")
         time.tzset()
-        cases(name, lambda text: _tried(lambda: repr(eval(text, dict(known)))))
+        cases(name, lambda text: tried(lambda: repr(eval(text, dict(known)))))
     time.tzset()
 
 
@@ -55,7 +55,7 @@ def play(subject: object, *calls: tuple[Any, ...]) -> list[object]:
     found: list[object] = []
     for name, *arguments in calls:
         one = getattr(subject, name)
-        found.append(_tried(partial(one, *arguments)) if callable(one) else one)
+        found.append(tried(partial(one, *arguments)) if callable(one) else one)
     return found
 
 
@@ -65,7 +65,7 @@ def printed(subject: object, *calls: tuple[Any, ...]) -> object:
         return play(subject, *calls), out.getvalue(), err.getvalue()
 
 
-def _tried(work: Callable[[], object]) -> object:
+def tried(work: Callable[[], object]) -> object:
     try:
         return work()
     except ValidationError as error:
