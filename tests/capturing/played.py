@@ -265,13 +265,15 @@ class Story(logging.Handler):
         return self._plain("".join(f"{line}\n" for line in self.lines))
 
     def _tell_metrics(self) -> None:
+        before, self._metrics = self._metrics, {}
         for family in self.board.metrics.registry.collect():
             for one in family.samples:
                 name = f"{one.name.removeprefix('warpwatch_')} {'/'.join(one.labels.values())}"
-                is_told = re.match("(captures?|store)_(?!.*_created)", name) and one.value
-                if is_told and self._metrics.get(name) != one.value:
+                if one.value and re.match("(captures?|store)_(?!.*_created)", name):
                     self._metrics[name] = one.value
-                    self.say(f"{name}: {one.value:g}")
+        for name in before | self._metrics:
+            if self._metrics.get(name) != before.get(name):
+                self.say(f"{name}: {self._metrics.get(name, 'none')}")
 
     def _tell_files(self) -> None:
         """Tell which fields of captures differ on disk from what is shown."""
