@@ -94,13 +94,17 @@ class Ending:
 
 
 class Story:
-    """Runs faults one after another, and reports what happens through ``say``."""
+    """Runs faults one after another, and reports what happens through ``say``.
 
-    def __init__(self, processes: DemoProcesses, say: Say) -> None:
+    clock: has the functions of ``time``.
+    """
+
+    def __init__(self, processes: DemoProcesses, say: Say, clock: Any = time) -> None:
         self._processes = processes
         self._api = processes.api
         self._say = say
-        self._begun_at = time.time()
+        self._clock = clock
+        self._begun_at = 0.0
 
     def run(self, fault: DemoFault) -> Ending:
         ranks = self._processes.ranks
@@ -108,7 +112,7 @@ class Story:
         self.wait_for_steps()
         if fault.anomaly and not self._poll(lambda: self._is_ready(fault), LEARN_TIMEOUT_S):
             self._say(f"not ready after {LEARN_TIMEOUT_S:.0f} s: {self._seen(fault)}")
-        self._begun_at = time.time()
+        self._begun_at = self._clock.time()
         self._say(f"fault {fault.name}: {fault.story}")
         self._processes.switch.set(fault.name)
         try:
@@ -117,9 +121,9 @@ class Story:
             self._processes.switch.set(NONE)
 
     def _quiet(self, fault: DemoFault) -> Ending:
-        deadline = time.monotonic() + QUIET_S
+        deadline = self._clock.monotonic() + QUIET_S
         told: set[str] = set()
-        while time.monotonic() < deadline:
+        while self._clock.monotonic() < deadline:
             lacking = [a for a in self._anomalies() if _lacks_cores(a)]
             for anomaly in lacking:
                 if anomaly["id"] not in told:
@@ -240,8 +244,8 @@ class Story:
         return next((c for c in ended if c["request"]["anomaly_id"] == anomaly["id"]), None)
 
     def _poll(self, ask: Callable[[], Any], timeout_s: float) -> Any:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        deadline = self._clock.monotonic() + timeout_s
+        while self._clock.monotonic() < deadline:
             answer = ask()
             if answer is not None:
                 return answer
@@ -250,7 +254,7 @@ class Story:
 
     def _pause(self) -> None:
         self._processes.check_training()
-        time.sleep(POLL_S)
+        self._clock.sleep(POLL_S)
 
 
 def _has_baseline(rank: Any) -> bool:

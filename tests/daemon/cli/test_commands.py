@@ -5,20 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import tomllib
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from tests.cases import cases
 from warpwatch_daemon.cli import GROUP, main
-from warpwatch_daemon.demo.processes import NONE, DemoProcesses
-from warpwatch_daemon.demo.story import FAULTS, Story
-from warpwatch_telemetry.errors import WarpwatchError
 
 ROOT = Path(__file__).parents[3]
 CASES = cases(__file__)
@@ -85,44 +80,6 @@ def test_what_cannot_be_done_is_one_line_and_the_exit_status(line, status, said,
     assert err.count("\n") == 1
     # Python's own way with a closed pipe is only given up for the program that is started.
     assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
-
-
-@pytest.mark.parametrize("captured", [True, False])
-def test_the_demo_leaves_captures_and_nothing_else(captured, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with DemoProcesses("127.0.0.1:9", None) as demo:
-        assert demo.url == NO_DAEMON
-        demo.switch.set("slow_rank")
-        demo.store.mkdir()
-        demo._ranks.append(demo._start("rank0", ["no_such_module"], {}))
-        demo._ranks[0].wait()
-        with pytest.raises(WarpwatchError, match=r"rank 0 ended with 1: .*named no_such_module"):
-            demo.check_training()
-        if captured:
-            (demo.store / "capture.json").touch()
-    left = [path.relative_to(demo.work) for path in tmp_path.rglob("*") if path.is_file()]
-    assert (left, demo.work.exists()) == ([Path("captures/capture.json")] * captured, captured)
-
-
-def test_the_demo_says_verdict_cause_and_first_advice_and_where_the_rest_is():
-    said: list[str] = []
-    processes: Any = SimpleNamespace(api=None, url="http://a")
-    full = {"verdict": "hang", "summary": "a", "findings": [{"advice": "b"}, {"advice": "c"}]}
-    Story(processes, said.append)._verdict({"id": "c", "diagnosis": full, "files": []})
-    report = "report: http://a/api/v1/captures/c/diagnosis.json"
-    assert said == ["verdict: hang: a", "advice: b", report]
-
-
-def test_the_demo_counts_open_anomalies_of_this_run_and_ends_with_a_false_alarm():
-    mine, ended, earlier = (
-        {"id": str(n), "run": run, "time": 9e12, "end_time": end, "kind": "hang", "summary": "!"}
-        for n, run, end in ((1, "b", None), (2, "b", 1.0), (3, "a", None))
-    )
-    api = SimpleNamespace(get=lambda _: {"anomalies": [mine, ended, earlier]})
-    story = Story(cast(Any, SimpleNamespace(api=api, url="", run="b")), lambda text: None)
-    assert story._open() == [mine]
-    ending = story._quiet(FAULTS[NONE])
-    assert (ending.anomaly, ending.closed) == (mine, False)
 
 
 def leaves(tree: Any) -> int:
