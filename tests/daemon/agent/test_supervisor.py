@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.manual_clock import ManualClock
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, eventually
 from warpwatch_runtime.supervisor import Loop, Supervisor
 
 
@@ -60,6 +60,7 @@ def test_a_failing_loop_goes_on_is_counted_and_logged_once_in_a_minute(caplog):
         loop = by_hand.run(10.0, fail)
     assert (loop.failures, loop.runs) == (8, 8)
     assert caplog.messages == ["loop work failed: ValueError: broken"] * 2
+    assert all(record.exc_info for record in caplog.records)
     by_hand.supervisor.stop(DEADLINE_S)
 
 
@@ -84,24 +85,37 @@ def test_a_round_that_does_not_return_is_seen_and_holds_up_neither_others_nor_th
     loop.stop(DEADLINE_S)
 
 
-def test_wake_runs_the_next_round_now(supervisor):
-    rounds = threading.Semaphore(0)
-    loop = supervisor.every("slow", 3600.0, rounds.release)
-    for _ in range(3):
-        assert rounds.acquire(timeout=DEADLINE_S)
+def test_wake_runs_the_next_round_now_and_the_one_after_an_interval_later():
+    clock, waits, waiting = ManualClock(), list[tuple[bool, float]](), threading.Semaphore(0)
+
+    def wait(event: threading.Event, seconds: float) -> bool:
+        waits.append((event.is_set(), seconds))
+        waiting.release()
+        return event.wait()
+
+    supervisor = Supervisor(clock.monotonic, wait)
+    loop = supervisor.every("slow", 3600.0, lambda: None)
+    for runs in range(1, 4):
+        assert waiting.acquire(timeout=DEADLINE_S)
+        assert (loop.runs, waits) == (runs, [(False, 3600.0)] * runs)
+        clock.advance(1000.0)
         loop.wake()
+    supervisor.stop(DEADLINE_S)
 
 
-def test_failures_of_a_loop_that_ended_still_count(supervisor):
+def test_failures_of_loops_that_ended_still_count(supervisor):
     failed = threading.Semaphore(0)
 
     def fail():
         failed.release()
         raise ValueError("always")
 
-    for _ in range(2):
+    for _ in range(3):
         loop = supervisor.every("same", 3600.0, fail)
         assert failed.acquire(timeout=DEADLINE_S)
         loop.stop(DEADLINE_S)
+    loop = supervisor.every("same", 3600.0, fail)
     supervisor.every("other", 3600.0, lambda: None)
-    assert supervisor.failures() == {"same": 2, "other": 0}
+    eventually(lambda: loop.failures)
+    assert supervisor.failures() == {"same": 4, "other": 0}
+    assert [one.name for one in supervisor.loops] == ["same", "other"]

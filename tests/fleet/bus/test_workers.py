@@ -350,15 +350,24 @@ async def test_a_lease_that_has_expired_is_renewed_while_no_other_has_it(play: P
 
 @on_the_bus
 async def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(play: Play) -> None:
-    bus = play.agents[0].bus
+    bus, other = play.agents[0].bus, asyncio.Event()
     content = b"x" * (3 * 2**19 + 1)
 
     async def answer(operation: str, body: bytes) -> bytes:
+        # A request that takes long delays no other.
+        other.set() if body else await other.wait()
         return content if operation == "get.a" else body
 
     await bus.serve("warpwatch.node.X", answer)
-    assert await bus.request("warpwatch.node.X.get.a", b"") == content
+    slow = asyncio.create_task(bus.request("warpwatch.node.X.get.a", b""))
     assert await bus.request("warpwatch.node.X.post", b"body") == b"body"
+    assert await slow == content
+    open_before = len(bus.client._subs)
+    assert await bus.request("warpwatch.node.X.post", b"") == b""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(BusError, match="than 3 chunks"):
+        patch.setattr("warpwatch_runtime.bus.MAX_CHUNKS", 3)
+        await bus.request("warpwatch.node.X.get.a", b"")
+    assert len(bus.client._subs) == open_before
     with pytest.raises(BusError, match="nothing answers"):
         await bus.request("warpwatch.node.Y.get", b"")
     said = f"the bus {play.server.url}: WARPWATCH: replicas > 1 not supported"
