@@ -72,10 +72,10 @@ class Requests:
 
         try:
             parts = urlsplit(url)
-            path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+            target = parts._replace(scheme="", netloc="", path=parts.path or "/", fragment="")
             connection = self._connection(parts.scheme, parts.hostname or "", parts.port)
             try:
-                connection.request(method, path, body, dict(headers))
+                connection.request(method, target.geturl(), body, dict(headers))
                 answer = connection.getresponse()
                 content = answer.read(self._max_answer_bytes)
                 if answer.length and len(content) < self._max_answer_bytes:
@@ -86,7 +86,7 @@ class Requests:
         except (OSError, ValueError, http.client.HTTPException) as error:
             is_protocol = isinstance(error, http.client.HTTPException)
             is_protocol |= not isinstance(error, OSError)
-            text = str(error) or type(error).__name__
+            text = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(text, is_protocol=is_protocol) from error
 
     def _connection(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:

@@ -1,8 +1,20 @@
 """Results of functions and small classes of the telemetry and the runtime, as a golden file."""
 
+import asyncio
+import logging
+import socket
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from tests import expressions
 from tests.conftest import Cases
+from tests.daemon.http.certificates import make_certificate
 from warpwatch_daemon.config import Config
+from warpwatch_runtime.bus import Bus, BusConfig
+from warpwatch_runtime.http_requests import Requests
 
 MODULES = {
     "": "io itertools logging",
@@ -13,5 +25,77 @@ MODULES = {
 }
 
 
+def answered(raw: bytes | None, *sent: Any, **options: Any) -> object:
+    """Return what becomes of a server's answer, None for no answer, and what the server got."""
+    got: list[bytes] = []
+    with socket.socket(socket.AF_UNIX if "socket_path" in options else socket.AF_INET) as server:
+        server.bind(str(options.get("socket_path", "")) or ("127.0.0.1", 0))
+        server.listen()
+        method, url, *more = sent
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            with peer:
+                got.append(peer.recv(65536))
+                if raw is not None:
+                    peer.sendall(raw)
+                    peer.shutdown(socket.SHUT_WR)
+                # The client leaves.
+                peer.recv(1)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        call = ("send", method, url.replace("SERVER", place), *more)
+        found = expressions.play(Requests(**options), call)
+        thread.join()
+    return *found, got[0].decode().replace(place, "SERVER")
+
+
+def connecting(**config: Any) -> list[Any]:
+    """Return how a bus connects, and what it logs of outages and when it connects again."""
+    bus, given = Bus(BusConfig(**config), "a"), list[Any]()
+
+    class Client(SimpleNamespace):
+        is_connected, is_closed, last_error = True, False, "gone"
+
+        async def connect(self, url: str, **options: Any) -> None:
+            if tls := options.get("tls"):
+                options["tls"] = tls.verify_mode.name, tls.cert_store_stats()["x509"] == 1
+            given.append((url, options))
+
+        async def close(self) -> None:
+            given.append("closed")
+
+    async def connect() -> None:
+        await bus.connect()
+        options = dict(given[0][1])
+        given[0][1].pop("error_cb"), given[0][1].pop("reconnected_cb")
+        for _ in range(2):
+            await options["error_cb"](OSError("away"))
+            await options["error_cb"](OSError("away"))
+            await options["reconnected_cb"]()
+        await bus.connect()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nats.aio.client.Client", Client)
+        said = logged(asyncio, ("run", connect()))
+    return [*given[:2], *said, bus.is_connected, bus.is_closed]
+
+
+def logged(*calls: Any) -> list[object]:
+    """Return as ``play``, and the lines of the log."""
+    said = list[object]()
+    handler = logging.Handler()
+    handler.handle = lambda record: bool(said.append(record.getMessage()))  # type: ignore
+    logging.getLogger().addHandler(handler)
+    try:
+        return expressions.play(*calls) + said
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
 def test_functions_return_the_golden_values(cases: Cases) -> None:
-    expressions.check(cases, "telemetry/functions.txt", MODULES, {"Config": Config})
+    more = {"Config": Config, "answered": answered, "logged": logged, "connecting": connecting}
+    more["make_certificate"] = make_certificate
+    expressions.check(cases, "telemetry/functions.txt", MODULES, more)
