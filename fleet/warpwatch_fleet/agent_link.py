@@ -19,6 +19,7 @@ import httpx
 
 from warpwatch_fleet.config import AgentsConfig
 from warpwatch_fleet.targets import Target
+from warpwatch_fleet.transport import Transport
 from warpwatch_runtime.bus import Bus, BusError
 from warpwatch_serving.access import read_token
 from warpwatch_telemetry import clean_text
@@ -112,9 +113,12 @@ class HttpLinks:
     def new_client(self) -> httpx.AsyncClient:
         """Return a client with connections of its own."""
         return httpx.AsyncClient(
-            verify=self.verify,
+            transport=Transport(
+                verify=self.verify,
+                limits=httpx.Limits(max_keepalive_connections=MAX_CONNECTING),
+                trust_env=False,
+            ),
             timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_keepalive_connections=MAX_CONNECTING),
             follow_redirects=False,
             trust_env=False,
         )

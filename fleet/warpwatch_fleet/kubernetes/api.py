@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from warpwatch_fleet.transport import Transport
 from warpwatch_telemetry.errors import UsageError
 
 TIMEOUT_S = 15.0
@@ -60,7 +61,7 @@ class KubernetesClient:
             ) from error
         self._client = httpx.AsyncClient(
             base_url=f"https://{f'[{host}]' if ':' in host else host}:{port}",
-            verify=verify,
+            transport=Transport(verify=verify, trust_env=False),
             timeout=TIMEOUT_S,
             trust_env=False,
         )

@@ -1,6 +1,7 @@
 """Anomalies as Events on nodes and pods."""
 
 import asyncio
+import gc
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from tests.fleet.kubernetes.api_server import NODE, ApiServer
 from tests.fleet.kubernetes.told import LINK, Told, fault
 from tests.fleet.nodes import NOW, seen
 from warpwatch_fleet.config import FleetConfig, KubernetesConfig
-from warpwatch_fleet.kubernetes.api import KubernetesError, timestamp
+from warpwatch_fleet.kubernetes.api import KubernetesClient, KubernetesError, timestamp
 from warpwatch_fleet.kubernetes.events import EventPublisher
 from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_runtime.agent_metrics import AgentMetrics
@@ -189,3 +190,19 @@ def test_a_server_that_is_away_is_told_later(stand_in):
     stand_in.failing = 0
     assert len(told.rounds()) == 1
     assert stand_in.asked[-1] == "POST /api/v1/namespaces/default/events"
+
+
+def test_a_request_that_is_cancelled_at_any_time_leaves_no_socket(stand_in):
+    async def cancelled(after: int) -> None:
+        api = KubernetesClient(stand_in.folder)
+        asked = asyncio.create_task(api.ask("GET", "/api/v1/nodes/gpu-1"))
+        for _ in range(after):
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await api.close()
+
+    for after in range(60):
+        asyncio.run(cancelled(after))
+    # An open socket warns when it is collected, which fails the test.
+    gc.collect()
