@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from threading import get_ident
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+from warpwatch.captures.recording import Command
+from warpwatch.captures.safety import Situation
 
 
 class SimulatedStream(NamedTuple):
@@ -96,3 +100,20 @@ class SimulatedCuda:
                 entry.at_ms = self.now_ms
             else:
                 self.now_ms += entry
+
+
+def torch(cuda: bool = True, version: str = "12.4", pools: int = 0) -> Any:
+    """As much of torch as the checks look at: a process on a GPU with ``pools`` of graphs."""
+    segments = [{"segment_pool_id": (0, 0)}, *[{"segment_pool_id": (0, 1)}] * pools]
+    return SimpleNamespace(
+        __version__="2.7.1+cu124",
+        version=SimpleNamespace(cuda=version),
+        autograd=SimpleNamespace(_profiler_enabled=lambda: False),
+        cuda=SimpleNamespace(is_initialized=lambda: cuda, memory_snapshot=lambda: segments),
+    )
+
+
+def situation(found: Any, kind: str = "torch", **changes: Any) -> Situation:
+    command = Command("capture", "c-1", kind, 40, 2, options=changes.pop("options", ()))
+    room: dict[str, Any] = {"captures": 0, "inbox_problem": None}
+    return Situation(command, found, changes.pop("environ", {}), **{**room, **changes})

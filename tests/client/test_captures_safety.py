@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.cases import cases as tables
 from tests.client.daemon_side import Folder
 from tests.client.fork_server import ROOT
+from tests.client.simulated_cuda import situation, torch
 from tests.conftest import Cases
 from tests.manual_clock import ManualClock
 from warpwatch import protocol
@@ -25,91 +25,30 @@ from warpwatch.captures.recording import (
     open_commands,
     parse_command,
 )
-from warpwatch.captures.safety import (
-    Situation,
-    cuda_graphs,
-    cupti_busy,
-    memory_busy,
-    profiler_busy,
-    refusal,
-)
+from warpwatch.captures.safety import refusal
 from warpwatch.captures.safety import unsafe_stacks as unsafe
 from warpwatch.rendezvous import inbox_problem
 from warpwatch.ring import RingWriter
 from warpwatch.steps import StepClock
 
 CLIENT = ROOT / "client" / "warpwatch"
+SUBSCRIBERS = ("nvidia_resiliency_ext.attribution.straggler", "gpufl", "cupti")
 
 
-def torch(cuda: bool = True, version: str = "12.4", pools: int = 0) -> Any:
-    """As much of torch as the checks look at: a process on a GPU with ``pools`` of graphs."""
-    segments = [{"segment_pool_id": (0, 0)}, *[{"segment_pool_id": (0, 1)}] * pools]
-    return SimpleNamespace(
-        __version__="2.7.1+cu124",
-        version=SimpleNamespace(cuda=version),
-        autograd=SimpleNamespace(_profiler_enabled=lambda: False),
-        cuda=SimpleNamespace(is_initialized=lambda: cuda, memory_snapshot=lambda: segments),
-    )
-
-
-def situation(found: Any, kind: str = "torch", **changes: Any) -> Situation:
-    command = Command("capture", "c-1", kind, 40, 2, options=changes.pop("options", ()))
-    return Situation(command, found, changes.pop("environ", {}), **{**ROOM, **changes})
-
-
-ROOM: dict[str, Any] = {"captures": 0, "inbox_problem": None}
-
-
-def test_all_is_well_on_an_idle_gpu() -> None:
-    assert refusal(situation(torch())) is None
-    # Nsight writes its files elsewhere.
-    under = {"NSYS_PROFILING_SESSION_ID": "1"}
-    full = situation(torch(), kind="nsys", environ=under, inbox_problem="no_space")
-    assert refusal(full) is None
-
-
-def test_the_programs_profilers_and_histories_go_first() -> None:
-    busy = torch()
-    assert profiler_busy(situation(busy)) is None
-    busy.autograd._profiler_enabled = lambda: True
-    assert profiler_busy(situation(busy)) == "profiler_busy"
-    assert memory_busy(situation(torch(cuda=False))) is None
-    busy._C = SimpleNamespace()
-    assert memory_busy(situation(busy)) == "memory_unsupported"
-    busy._C._cuda_isHistoryEnabled = lambda: True
-    assert memory_busy(situation(busy)) == "memory_busy"
-
-
-@pytest.mark.parametrize(("reason", "changes"), tables(__file__)["refused"].items())
-def test_what_speaks_against_a_capture(reason: str, changes: dict[str, Any]) -> None:
-    assert refusal(situation(torch(), **changes)) == reason
-
-
-def test_a_torch_that_is_being_imported_is_none() -> None:
-    assert refusal(situation(None)) == "no_torch"
-    assert refusal(situation(ModuleType("torch"))) == "no_torch"
-
-
-def test_graphs_are_a_reason_before_cuda_12_6_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cuda_graphs(situation(torch(pools=1))) == "cuda_graphs"
-    assert cuda_graphs(situation(torch(pools=1, version="11.8"))) == "cuda_graphs"
-    assert cuda_graphs(situation(torch(pools=0))) is None
-    assert cuda_graphs(situation(torch(pools=1, version="12.6"))) is None
-    assert cuda_graphs(situation(torch(pools=1, cuda=False))) is None
-    # Inductor's trees of graphs are graphs.
-    name = "torch._inductor.cudagraph_trees"
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        # Inductor's trees of graphs are graphs.
+        ("torch._inductor.cudagraph_trees", "cuda_graphs"),
+        *((name, f"cupti_busy: {name} is loaded") for name in SUBSCRIBERS),
+        ("nvidia_resiliency_ext.straggler_of_ours", None),
+    ],
+)
+def test_a_module_speaks_against_a_capture(
+    name: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    assert cuda_graphs(situation(torch(pools=0))) == "cuda_graphs"
-
-
-def test_another_subscriber_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    injected = {"CUDA_INJECTION64_PATH": "/opt/tool/libinjection.so"}
-    busy = "cupti_busy: CUDA_INJECTION64_PATH is set"
-    assert cupti_busy(situation(torch(), environ=injected)) == busy
-    assert cupti_busy(situation(torch(cuda=False), environ=injected)) is None
-    name = "nvidia_resiliency_ext.attribution.straggler"
-    monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    assert cupti_busy(situation(torch())) == f"cupti_busy: {name} is loaded"
+    assert refusal(situation(torch())) == reason
 
 
 def test_stacks_are_refused_where_they_crash(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What functions and small classes of the shim return, as a golden file."""
 
+import itertools
 from collections import UserDict, deque
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from tests import expressions
 from tests.client.servers.engine_config import config
+from tests.client.simulated_cuda import situation, torch
 from tests.conftest import Cases
 from warpwatch import faults
 from warpwatch.hooks.dataloader import measure
@@ -16,9 +18,9 @@ from warpwatch.iterations import ServeCounts
 
 MODULES = {
     "": "json",
-    "warpwatch": "gil_stacks helper_thread identity launch protocol stacks step_times",
+    "warpwatch": "attach gil_stacks helper_thread identity launch protocol stacks step_times",
     "warpwatch.captures": "memory recording safety",
-    "warpwatch.hooks": "hook_state sglang vllm",
+    "warpwatch.hooks": "hook_state serving sglang vllm",
 }
 TOLD = "begin drop end join lead note rest shut_down switch"
 
@@ -67,6 +69,13 @@ def measured(batch: Any) -> tuple[int, ...]:
     return (*measure(batch), faults.count() - before)
 
 
+def chained(*errors: BaseException) -> BaseException:
+    """Return the last error, raised while the one before was handled, and so on."""
+    for before, error in itertools.pairwise(errors):
+        error.__context__ = before
+    return errors[-1]
+
+
 class Broken:
     """An object whose every attribute fails to be read."""
 
@@ -78,11 +87,7 @@ def test_functions_return_the_golden_values(cases: Cases, monkeypatch: pytest.Mo
     monkeypatch.setenv("WARPWATCH_REPLICA", "7")
     itself: list[Any] = []
     itself.append(itself)
-    known: dict[str, Any] = {
-        "told": told,
-        "scheduled": scheduled,
-        "measured": measured,
-        "config": config,
-    }
-    known |= {"zeros": numpy.zeros, "itself": itself, "Broken": Broken, "UserDict": UserDict}
+    known: dict[str, Any] = {"itself": itself, "zeros": numpy.zeros}
+    for one in (told, scheduled, measured, config, situation, torch, chained, Broken, UserDict):
+        known[one.__name__] = one
     expressions.check(cases, "client/functions.txt", MODULES, known)

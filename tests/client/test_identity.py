@@ -8,15 +8,10 @@ import pytest
 
 from tests.cases import cases
 from warpwatch import identity, protocol
-from warpwatch.identity import describe, job_name, phase_name, run_id
+from warpwatch.identity import describe, phase_name
 from warpwatch.ring import ring_name
 
 CASES = cases(__file__)
-
-
-@pytest.mark.parametrize(("asked", "environ", "name"), CASES["names"])
-def test_the_first_name_there_wins(asked: str | None, environ: dict[str, str], name: str) -> None:
-    assert job_name(asked, environ, ["/home/me/train.py"]) == name
 
 
 @pytest.mark.parametrize(("environ", "place"), CASES["places"])
@@ -30,27 +25,6 @@ def test_a_rank_has_its_place_from_torchrun_then_slurm(
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**there, **group))
     found = describe("a", environ)
     assert [found["rank"], found["local_rank"], found["world_size"]] == place
-
-
-@pytest.mark.parametrize(("environ", "run"), CASES["runs"])
-def test_a_run_is_the_first_id_that_is_there(environ: dict[str, str], run: str | None) -> None:
-    assert run_id(environ) == run
-
-
-def test_what_is_not_known_of_the_run_is_missing() -> None:
-    assert not {"run", "master"} & set(describe("a", {"MASTER_ADDR": "node-1"}))
-    found = describe("a", {"WARPWATCH_RUN": "r1", "MASTER_ADDR": "node-1", "MASTER_PORT": "29500"})
-    assert (found["run"], found["master"]) == ("r1", "node-1:29500")
-    torch = sys.modules.get("torch")
-    assert found["torch"] == (torch and torch.__version__)
-
-
-def test_the_models_flops_are_as_the_user_says() -> None:
-    for invalid in ("many", "-1", "0", "1e24"):
-        environ = {"WARPWATCH_FLOPS_PER_TOKEN": "4.2e10", "WARPWATCH_FLOPS_PER_SAMPLE": invalid}
-        found = describe("a", {**environ, "WARPWATCH_PRECISION": "bfloat16"})
-        assert (found["flops_per_token"], found["precision"]) == (4.2e10, "bfloat16")
-        assert "flops_per_sample" not in found
 
 
 def test_the_longest_metadata_fits_into_its_slot() -> None:
