@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -207,6 +208,29 @@ def test_the_work_of_the_recorded_iterations_goes_into_the_trace() -> None:
     assert (session.begun, captures.exporting, captures._taken) == (True, True, 1)
     # With fewer than 50 captures there may be another; without it, the steps are as ever.
     assert (clock.flags, clock.capturing) == (0, False)
+
+
+def test_what_cannot_be_delivered_is_answered_and_every_file_discarded() -> None:
+    captures, discarded, answers = Captures(), list[str](), list[Any]()
+    captures._exports = 4
+    for links, error in ((0, None), (None, None), (1, OSError("full")), (1, None)):
+        session, said = recording(ManualClock())
+        deliver = Mock(return_value={}, side_effect=error)
+        vars(said).update(links=Mock(return_value=links), discard=discarded.append)
+        vars(said)["deliver"] = deliver
+        captures.exported.put(session)
+        captures.deliver(Mock())
+        answers += said.said
+    assert answers == [
+        *[("capture_failed", "the ring was removed")] * 2,
+        ("capture_failed", "OSError: full"),
+        ("capture_finished", ""),
+    ]
+    assert (captures.exporting, discarded) == (False, ["c-1.ring"] * 4)
+    # Nobody hears an answer on a ring that was closed.
+    session, said = recording(ManualClock())
+    vars(said)["event"] = Mock(side_effect=ValueError)
+    assert [session.answer("capture_finished"), session.answer("capture_finished")] == [True, False]
 
 
 @pytest.mark.parametrize(("step_s", "steps", "limit_s"), [(0.1, 2, 30.0), (5.0, 2, 60.0)])

@@ -6,11 +6,13 @@ import json
 import os
 import pickle
 import re
+import sys
 import tracemalloc
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,8 +20,8 @@ from tests.cases import cases
 from tests.client.training import Training, names, training
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
-from warpwatch.captures.memory import HostGrowth, Mark, summary
-from warpwatch.captures.profilers import _Pauses
+from warpwatch.captures.memory import HostGrowth, Mark, MemoryRecorder, summary
+from warpwatch.captures.profilers import _inductor_left_alone, _Pauses
 from warpwatch_diagnosis.memory_growth import diagnose_memory
 from warpwatch_diagnosis.trace.reader import read_trace
 
@@ -294,6 +296,16 @@ def test_the_summary_names_the_lines_that_hold_most():
     assert len(summary({"segments": [{"blocks": blocks}]})["lines"]) == 50
 
 
+def test_a_snapshot_that_cannot_be_written_leaves_no_file(tmp_path):
+    recorder = MemoryRecorder(SimpleNamespace(_snapshot=lambda: {"a function": lambda: 0}), 2)
+    recorder.stop({})
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        recorder.deliver(str(tmp_path / "c-1"), Mock())
+    assert list(tmp_path.iterdir()) == []
+    # One step alone shows no growth.
+    assert recorder._host.report(Mock()) is None
+
+
 def test_allocations_are_traced_for_30_s_at_most():
     clock, traced = ManualClock(), []
     growth = HostGrowth(9, clock.monotonic)
@@ -332,6 +344,19 @@ def test_a_line_that_a_type_knows_is_not_guessed_by_the_size_of_its_blocks():
     growth._types = [{"type": kind, "line": line, "sizes": [80]} for kind, line in lines]
     growth._lines(lambda: None)
     assert [one["line"] for one in growth._types] == ["/job/few.py:1", "/job/many.py:1"]
+
+
+def test_the_compiler_is_not_imported_for_a_profiler(monkeypatch):
+    lazy = {"_inductor", "_dynamo"}
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_lazy_modules=lazy))
+    monkeypatch.delitem(sys.modules, "torch._inductor", raising=False)
+    with pytest.raises(ZeroDivisionError), _inductor_left_alone():
+        assert lazy == {"_dynamo"}
+        raise ZeroDivisionError
+    assert lazy == {"_inductor", "_dynamo"}
+    monkeypatch.setitem(sys.modules, "torch._inductor", SimpleNamespace())
+    with _inductor_left_alone():
+        assert "_inductor" in lazy
 
 
 def test_pauses_of_the_collector_are_kept_up_to_a_number():

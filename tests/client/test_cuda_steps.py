@@ -219,6 +219,18 @@ def test_the_exit_asks_the_gpu_in_the_training_thread_only(elsewhere: bool) -> N
     assert cuda.queries == (0 if elsewhere else 2)
 
 
+@pytest.mark.parametrize("broken", ["is_current_stream_capturing", "current_stream"])
+def test_steps_that_cannot_be_timed_on_the_gpu_are_timed_by_the_clock(broken: str) -> None:
+    training, before = Training(), faults.count()
+    training.step(2)
+    setattr(training.cuda, broken, lambda: 1 // 0)
+    training.step(2)
+    delattr(training.cuda, broken)
+    training.step(3)
+    assert training.numbers == list(range(6)) and faults.count() > before
+    assert (training.gpu_ms[1], training.gpu_ms[-1]) == (100, 100)
+
+
 def test_a_gpu_that_is_behind_is_not_asked_at_every_step() -> None:
     training = Training()
     for _ in range(10):

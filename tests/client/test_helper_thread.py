@@ -11,6 +11,7 @@ import pytest
 
 from tests.client.daemon_side import Folder
 from tests.manual_clock import ManualClock
+from warpwatch.captures import profilers
 from warpwatch.helper_thread import HelperThread
 from warpwatch.iterations import IterationClock
 from warpwatch.monitor import Monitor
@@ -22,7 +23,9 @@ def helper(folder: Folder, clock: ManualClock) -> Iterator[HelperThread]:
     environ = folder.environment(WARPWATCH_GPU_UUID="GPU-1", WARPWATCH_ATTACH_INTERVAL_S="4000")
     found = HelperThread(Monitor(StepClock()), "demo", environ, clock.monotonic, clock.sleep)
     yield found
+    profilers._active.add(clock)
     found.drop()
+    assert (profilers.program_profiles(), profilers._listener) == (False, None)
     opened = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
     assert not [path for path in opened if path.startswith(str(folder.path))]
 
@@ -65,6 +68,36 @@ def test_the_end_of_training_is_reported_and_taken_back(
         attach(helper)
         ended.append(folder.ring().header.ended)
     assert ended == [True, False, False, False]
+
+
+def test_a_command_that_is_being_written_is_read_later_and_a_lost_file_is_let_go(
+    helper: HelperThread, folder: Folder, clock: ManualClock
+) -> None:
+    attach(helper)
+    fields: dict[str, Any] = {"op": "capture", "kind": "stacks", "start_step": 1, "steps": 1}
+    path = folder.path / "commands" / f"{folder.ring().name}.cmd"
+    answers = ["capture_started", "capture_finished"]
+    folder.command(path.stem, op="none")
+    helper._round()
+    before = path.read_bytes()
+    folder.command(path.stem, id="s-1", **fields)
+    whole = path.read_bytes()
+    for data, events in ((whole[:16] + before[16:], []), (whole, answers), (whole, answers)):
+        path.write_bytes(data)
+        helper._round()
+        assert folder.ring().event_names() == events
+    path.unlink()
+    helper._round()
+    folder.command(path.stem, id="s-2", **fields)
+    helper._round()
+    assert folder.ring().event_names() == [*answers, *answers]
+    # A new ring comes at once.
+    (folder.path / "ranks" / f"{path.stem}.ring").unlink()
+    for rings in (0, 1):
+        helper._round()
+        assert len(folder.rings()) == rings
+    clock.advance(10)
+    helper._round()
 
 
 def test_stacks_need_an_inbox_with_room_and_every_ring_has_commands_of_its_own(

@@ -110,8 +110,11 @@ def test_status_and_signal_are_the_programs_own(folder):
     command = ["grep", "SigIgn", "/proc/self/status"]
     alone = subprocess.run(command, capture_output=True, text=True).stdout
     assert run(folder, "--", *command).stdout == alone
-    found = subprocess.run([sys.executable, "-m", "warpwatch", "walk"], capture_output=True)
+    shim = [sys.executable, "-m", "warpwatch"]
+    found = subprocess.run([*shim, "walk"], capture_output=True)
     assert (found.returncode, found.stdout, b"the command is run" in found.stderr) == (2, b"", True)
+    found = subprocess.run([*shim, "--help"], capture_output=True)
+    assert (found.returncode, b"usage: python -m warpwatch run" in found.stdout) == (0, True)
 
 
 def test_help_is_no_error(capsys):

@@ -408,7 +408,7 @@ def test_an_interrupt_at_the_begin_of_a_phase_leaves_none_open(watched):
     assert lines >= 3
 
 
-def test_a_ring_that_comes_after_the_last_step_has_the_totals(watched, tmp_path):
+def test_a_ring_that_comes_after_the_last_step_has_the_totals(watched, tmp_path, monkeypatch):
     for _ in range(3):
         with watched.step(samples=4), watched.phase("forward"):
             pass
@@ -423,6 +423,10 @@ def test_a_ring_that_comes_after_the_last_step_has_the_totals(watched, tmp_path)
         assert written(ring)[0].payload == bytes(8) + b"forward"
         assert written(ring)[-1].payload.endswith(name.encode())
         ring.close()
+    monkeypatch.setattr("warpwatch.ring.take_lock", lambda fd: False)
+    with pytest.raises(OSError, match="locked by another process"):
+        create(folder, "locked", {})
+    assert sorted(os.listdir(folder)) == ["late.ring", "later.ring"]
     os.close(folder)
 
 

@@ -1,20 +1,25 @@
-"""The parts of vLLM's hooks that need no server: places, work, and when they start."""
+"""The parts of a server's hooks that need no server: hooks around calls, and when they start."""
 
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.cases import cases
 from warpwatch import faults
-from warpwatch.hooks import vllm
+from warpwatch.hooks import serving, vllm
 from warpwatch.hooks.serving import ServerProcess
 from warpwatch.iterations import IterationClock
-from warpwatch.monitor import Monitor, Phase
+from warpwatch.monitor import Monitor
+from warpwatch.steps import StepClock
 
 CASES = cases(__file__)
 
 
-def test_a_hook_that_fails_costs_its_phase_alone_and_a_call_that_fails_its_iteration():
+def test_a_hook_that_fails_costs_its_phase_alone_and_a_call_that_fails_its_iteration(monkeypatch):
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
@@ -38,10 +43,30 @@ def test_a_hook_that_fails_costs_its_phase_alone_and_a_call_that_fails_its_itera
         process.around(fail)()
     assert not clock.open
     clock.capturing = True
-    assert not isinstance(process.phase("forward"), Phase)
+    marks = Mock(side_effect=nullcontext)
+    profiler = SimpleNamespace(record_function=marks)
+    monkeypatch.setitem(sys.modules, "torch.autograd.profiler", profiler)
+    with process.phase("forward"):
+        assert clock.phase_names == ["part_2", "forward"]
+    marks.assert_called_once_with("forward")
     process.begin(False)
     process.rest()
     assert not clock.open
+
+
+def test_a_program_that_trains_is_no_process_of_a_server(monkeypatch):
+    for clock in (StepClock(), IterationClock()):
+        attach = Mock(return_value=Monitor(clock))
+        monkeypatch.setattr(serving, "attach", attach)
+        process, serves = ServerProcess(), isinstance(clock, IterationClock)
+        process.note("slow")
+        process.note("late")
+        joined = process.join("frontend", {"rank": 1, "parallel": {"pipeline": [1, 2]}})
+        assert (joined is not None, process.is_separate) == (serves, serves)
+        assert process.counts_tokens is not serves
+        assert process.join("rank", {}) is joined
+    place = {"rank": 1, "parallel": {"pipeline": [1, 2]}, "role": "frontend", "server": ""}
+    attach.assert_called_once_with(None, "serve", {**place, "job": "", "note": "slow; late"})
 
 
 def test_a_scheduler_whose_base_class_was_one_is_wrapped_once():
