@@ -6,11 +6,13 @@ from functools import partial
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.client.daemon_side import Folder
 from tests.manual_clock import ManualClock
+from warpwatch import iterations, steps
 from warpwatch.captures import profilers
 from warpwatch.helper_thread import HelperThread
 from warpwatch.iterations import IterationClock
@@ -42,8 +44,10 @@ def test_a_round_reports_what_has_changed(helper: HelperThread, folder: Folder) 
     attach(helper)
     monitor, clock = helper.monitor, helper.clock
     clock.calls, clock.steps_elsewhere, clock.device = (lambda: 7), 1234, "GPU-2"
-    monitor.place["note"] = "late"
+    monitor.place |= {"note": "late", "parallel": {"tensor": [1, 2]}}
     monitor.release("step()")
+    with clock.ring._lock:
+        clock.ring.event("deferred")
     for _ in range(2):
         helper._round()
     ring = folder.ring()
@@ -52,7 +56,8 @@ def test_a_round_reports_what_has_changed(helper: HelperThread, folder: Folder) 
     # The last one is kept, and an interval of more than an hour is ignored.
     assert (ring.metadata["step_clock"], helper._interval_s) == ("step()", 5.0)
     assert (ring.header.calls, ring.header.step_begun) == (7, 0)
-    assert helper.captures.metadata == {"rank": 0, "job": "demo", "world_size": 1}
+    known = {"rank": 0, "job": "demo", "world_size": 1, "parallel": {"tensor": [1, 2]}}
+    assert (helper.captures.metadata, ring.event_names()) == (known, ["deferred"])
 
 
 def test_the_end_of_training_is_reported_and_taken_back(
@@ -93,9 +98,10 @@ def test_a_command_that_is_being_written_is_read_later_and_a_lost_file_is_let_go
     assert folder.ring().event_names() == [*answers, *answers]
     # A new ring comes at once.
     (folder.path / "ranks" / f"{path.stem}.ring").unlink()
+    helper._gil_stacks.close = closed = Mock()  # type: ignore[method-assign]
     for rings in (0, 1):
         helper._round()
-        assert len(folder.rings()) == rings
+        assert (len(folder.rings()), closed.called) == (rings, True)
     clock.advance(10)
     helper._round()
 
@@ -145,24 +151,27 @@ def test_stacks_need_an_inbox_with_room_and_every_ring_has_commands_of_its_own(
 
 
 def test_the_end_waits_5_s_for_an_export_and_writes_what_is_left(
-    folder: Folder, clock: ManualClock
+    folder: Folder, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(iterations, "monotonic_ns", vars(steps)["monotonic_ns"])
     monitor = Monitor(IterationClock())
     helper = HelperThread(monitor, "demo", folder.environment(), clock.monotonic, clock.sleep)
     helper._round()
     assert monitor.serving is not None
-    monitor.serving.prompt_tokens = 5
+    monitor.serving.prompt_tokens, monitor.serving._written_ns = 5, 0
+    helper._round()
+    monitor.serving.prompt_tokens = 7
+    for _ in range(2):
+        with monitor.iteration():
+            pass
     monitor.place["note"] = "late"
     helper.captures._exports = 1
     helper.finish(5.0)
     ring = folder.ring()
     assert sum(clock.slept) == pytest.approx(5, abs=0.03)
-    assert [second[8] for second in ring.seconds] == [5]
-    assert (ring.metadata["note"], ring.event_names(), ring.header.ended) == (
-        "late",
-        ["exit"],
-        True,
-    )
+    assert ([second[8] for second in ring.seconds], len(ring.works)) == ([5, 2], 2)
+    assert (ring.metadata["note"], ring.event_names()) == ("late", ["exit"])
+    assert (ring.header.ended, ring.header.step_begun) == (True, 1)
     # Nothing is armed any more.
     assert helper.captures._refusal(None) == "the process exits"  # type: ignore[arg-type]
     helper.drop()

@@ -61,7 +61,7 @@ def test_a_process_that_only_loads_and_evaluates_is_no_rank(reported):
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     # Loading data alone makes no rank.
-    [("optimizer, backward", [5, 0, "backward", "optimizer"]), ("dataloader", [None, None])],
+    [("optimizer, backward, ", [5, 0, "backward", "optimizer"]), ("dataloader", [None, None])],
 )
 def test_parts_can_be_switched_off(with_torch, tmp_path, chosen, expected):
     """The hooks come after torch here."""

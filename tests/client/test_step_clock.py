@@ -253,11 +253,12 @@ def test_the_helper_wakes_up_as_often_as_it_is_needed(watched, clock, ring):
     take_step(watched)
     helper._sleep()
     helper._ring, helper._attached = ring, clock.monotonic()
-    for passed_s in (0.0, 9.9, 0.2):
+    for passed_s, ring.command_fd in ((0.0, -1), (0.0, 7), (9.9, -1), (0.2, -1)):
         clock.advance(passed_s)
         helper._sleep()
-    # No rank yet; woken by it; a rank that looks for a daemon; without commands yet; later.
-    assert waits == [5.0, None, 0.25, 0.1, 0.1, 0.5]
+    # No rank yet; woken by it; one that looks for a daemon; one without commands
+    # yet; with them; without; later.
+    assert waits == [5.0, None, 0.25, 0.1, 0.5, 0.1, 0.5]
 
 
 def test_training_is_over_at_a_prompt_that_runs_no_code_and_not_in_a_thread(monkeypatch):
