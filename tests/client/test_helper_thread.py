@@ -1,6 +1,7 @@
 """The helper thread's rounds, one by one: what they write, follow, replace and close."""
 
 import os
+import sys
 from collections.abc import Iterator
 from functools import partial
 from threading import Thread
@@ -11,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.client.daemon_side import Folder
+from tests.client.simulated_cuda import torch
 from tests.manual_clock import ManualClock
 from warpwatch import iterations, steps
 from warpwatch.captures import profilers
@@ -22,7 +24,9 @@ from warpwatch.steps import StepClock
 
 @pytest.fixture
 def helper(folder: Folder, clock: ManualClock) -> Iterator[HelperThread]:
-    environ = folder.environment(WARPWATCH_GPU_UUID="GPU-1", WARPWATCH_ATTACH_INTERVAL_S="4000")
+    environ = folder.environment(
+        WARPWATCH_GPU_UUID="GPU-1", WARPWATCH_ATTACH_INTERVAL_S="4000", WARPWATCH_CUDA_EVENTS="0"
+    )
     found = HelperThread(Monitor(StepClock()), "demo", environ, clock.monotonic, clock.sleep)
     yield found
     profilers._active.add(clock)
@@ -38,18 +42,25 @@ def attach(helper: HelperThread) -> None:
     helper._round()
 
 
-def test_a_round_reports_what_has_changed(helper: HelperThread, folder: Folder) -> None:
+def test_a_round_reports_what_has_changed(
+    helper: HelperThread, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     helper._round()
     assert folder.rings() == []
+    monkeypatch.setitem(sys.modules, "torch", found := torch())
     attach(helper)
+    assert folder.ring().header.step_begun == 0
     monitor, clock = helper.monitor, helper.clock
     clock.calls, clock.steps_elsewhere, clock.device = (lambda: 7), 1234, "GPU-2"
     monitor.place |= {"note": "late", "parallel": {"tensor": [1, 2]}}
     monitor.release("step()")
     with clock.ring._lock:
         clock.ring.event("deferred")
-    for _ in range(2):
+    for events, cuda in (("0", None), ("1", found.cuda)):
+        helper._environ = {**helper._environ, "WARPWATCH_CUDA_EVENTS": events}
         helper._round()
+        assert helper.clock.cuda is cuda
+    assert helper._ring is not None and helper._ring._metadata == 2
     ring = folder.ring()
     reported = [ring.metadata[name] for name in ("device", "steps_elsewhere", "note", "inbox_ok")]
     assert reported == ["GPU-1", 1200, "late", True]

@@ -273,6 +273,7 @@ def test_training_is_over_at_a_prompt_that_runs_no_code_and_not_in_a_thread(monk
     prompt = called_by("/lib/python3.13/_pyrepl/main.py", "interactive_console")
     runs = called_by("/lib/python3.13/code.py", "runcode")
     assert [over(), prompt(over), prompt(partial(runs, over))] == [False, True, False]
+    assert prompt(partial(called_by("/job/train.py", "runcode"), over))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
     found = [over()]
     in_thread(lambda: found.append(over()))
