@@ -122,6 +122,13 @@ def test_steps_without_a_gap_are_timed_from_end_to_end(passing: ManualClock) -> 
         training.clock.settle()
         training.cuda.run()
     assert training.gpu_ms == [None, 100, 100]
+    # Two that end at the very same time have one event for both.
+    for _ in range(2):
+        training.clock.next_step(round(passing.monotonic() * 1e9))
+    training.cuda.run()
+    training.clock.next_step(round(passing.monotonic() * 1e9) + 1)
+    training.clock.settle()
+    assert (training.numbers, training.events_held) == ([*range(6)], 512)
 
 
 def test_nothing_waits_for_a_gpu_that_is_behind() -> None:
@@ -169,6 +176,13 @@ def test_a_graph_capture_is_left_alone() -> None:
     training.cuda.graph_capture = False
     training.step(3)
     assert training.gpu_ms == [None, 100, None, None, 100]
+    with training.monitor.step():
+        training.cuda.graph_capture = True
+        with training.monitor.phase("forward"):
+            training.cuda.graph_capture = False
+        training.cuda.launch(100)
+    training.step(2)
+    assert training.gpu_ms[5:] == [100, None, 100]
     assert faults.count() == before
 
 
@@ -183,7 +197,13 @@ def test_a_long_evaluation_costs_a_bounded_memory() -> None:
     training.step(2)
     for _ in range(10_000):
         training.monitor.switch("eval")
-    assert len(training.clock.log) < 3 * 5_000
+    assert (length := len(training.clock.log)) < 3 * 5_000
+    training.clock.log *= 4
+    thread = Thread(target=training.clock._shorten)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert len(training.clock.log) == 4 * length
+    del training.clock.log[length:]
     training.step(4)
     assert (training.gpu_ms, training.events_held) == ([None, 100, None, None, 100], 512)
 
