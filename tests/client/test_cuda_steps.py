@@ -197,7 +197,8 @@ def test_a_long_evaluation_costs_a_bounded_memory() -> None:
     training.step(2)
     for _ in range(10_000):
         training.monitor.switch("eval")
-    assert (length := len(training.clock.log)) < 3 * 5_000
+    length = len(training.clock.log)
+    assert length < 3 * 5_000
     training.clock.log *= 4
     thread = Thread(target=training.clock._shorten)
     thread.start()
