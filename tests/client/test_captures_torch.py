@@ -20,7 +20,7 @@ from tests.cases import cases
 from tests.client.training import Training, names, training
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
-from warpwatch.captures.memory import HostGrowth, Mark, MemoryRecorder, summary
+from warpwatch.captures.memory import HostGrowth, Mark, MemoryRecorder
 from warpwatch.captures.profilers import _inductor_left_alone, _Pauses
 from warpwatch_diagnosis.memory_growth import diagnose_memory
 from warpwatch_diagnosis.trace.reader import read_trace
@@ -285,15 +285,6 @@ def test_a_profiler_in_another_thread_waits_for_ours(trained, tmp_path):
 SNAPSHOT: Any = json.loads(Path(__file__).with_name("memory_snapshot.json").read_bytes())
 STAND_IN = f"import json\nSNAPSHOT = {json.dumps(SNAPSHOT)!r}\n{TABLE['allocator']}"
 NO_EVENTS = {"WARPWATCH_CUDA_EVENTS": "0"}
-
-
-def test_the_summary_names_the_lines_that_hold_most():
-    assert summary(SNAPSHOT) == TABLE["summary"]
-    nothing = {"reserved_bytes": 0, "allocated_bytes": 0, "history_entries": 0, "lines": []}
-    assert summary({}) == nothing
-    lines = [[{"filename": f"{number}.py", "line": 1, "name": "f"}] for number in range(60)]
-    blocks = [{"state": "active_allocated", "size": 8, "frames": line} for line in lines]
-    assert len(summary({"segments": [{"blocks": blocks}]})["lines"]) == 50
 
 
 def test_a_snapshot_that_cannot_be_written_leaves_no_file(tmp_path):

@@ -1,7 +1,10 @@
 """What functions and small classes of the shim return, as a golden file."""
 
 import itertools
+import json
+import sys
 from collections import UserDict, deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +12,12 @@ import numpy
 import pytest
 
 from tests import expressions
+from tests.client import stand_ins
 from tests.client.servers.engine_config import config
 from tests.client.simulated_cuda import situation, torch
 from tests.conftest import Cases
 from warpwatch import faults
+from warpwatch.captures import profilers
 from warpwatch.hooks.dataloader import measure
 from warpwatch.iterations import ServeCounts
 
@@ -34,6 +39,12 @@ def told(module: Any, about: dict[str, Any], *calls: tuple[Any, ...]) -> list[An
     vars(process).update(about)
     for name in TOLD.split():
         setattr(process, name, lambda *given, name=name: said.append((name, *given)))
+
+    def around(original: Any, **hooks: Any) -> Any:
+        said.append({name: getattr(one, "__name__", one) for name, one in hooks.items()})
+        return lambda: original
+
+    process.around = around
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "process", process)
         patch.setattr(module, "_works", deque(), raising=False)
@@ -47,6 +58,18 @@ def told(module: Any, about: dict[str, Any], *calls: tuple[Any, ...]) -> list[An
             before = {}
         said += [] if after == before else [{name: after}]
     return said
+
+
+def profiler(options: tuple[str, ...], uses_cuda: bool) -> Any:
+    """Return the arguments of torch's profiler; a version has no ``trace_only`` with shapes."""
+    known = {"ProfilerActivity": SimpleNamespace(CPU="CPU", CUDA="CUDA"), "_KinetoProfile": dict}
+    config = {"_ExperimentalConfig": str if "shapes" in options else dict}
+    cuda = SimpleNamespace(is_initialized=lambda: uses_cuda)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+        patch.setitem(sys.modules, "torch.profiler", SimpleNamespace(**known))
+        patch.setitem(sys.modules, "torch._C", SimpleNamespace(_profiler=SimpleNamespace(**config)))
+        return profilers._new_profiler(options)
 
 
 def scheduled(tokens: int, cached: Any = (), new: Any = (), preempted: Any = ()) -> Any:
@@ -87,7 +110,21 @@ def test_functions_return_the_golden_values(cases: Cases, monkeypatch: pytest.Mo
     monkeypatch.setenv("WARPWATCH_REPLICA", "7")
     itself: list[Any] = []
     itself.append(itself)
-    known: dict[str, Any] = {"itself": itself, "zeros": numpy.zeros}
-    for one in (told, scheduled, measured, config, situation, torch, chained, Broken, UserDict):
+    snapshot = json.loads(Path(__file__).with_name("memory_snapshot.json").read_bytes())
+    known: dict[str, Any] = {"itself": itself, "zeros": numpy.zeros, "SNAPSHOT": snapshot}
+    for one in (
+        told,
+        scheduled,
+        measured,
+        config,
+        situation,
+        torch,
+        chained,
+        profiler,
+        Broken,
+        UserDict,
+    ):
         known[one.__name__] = one
+    for name in ("Group", "Optimizer", "getters", "mesh", "parameters", "places", "weight"):
+        known[name] = getattr(stand_ins, name)
     expressions.check(cases, "client/functions.txt", MODULES, known)

@@ -11,9 +11,9 @@ from tests.client.daemon_side import program, written
 from tests.manual_clock import ManualClock
 from tests.waiting import eventually
 from warpwatch import iterations, protocol
-from warpwatch.identity import describe
 from warpwatch.iterations import IterationClock, ServeCounts
 from warpwatch.monitor import Monitor
+from warpwatch.protocol import MAX_BUCKETS
 from warpwatch.ring import DURATION, FIRST_PHASE, RingWriter
 
 CASES = cases(__file__)
@@ -117,14 +117,15 @@ def test_seconds_have_what_counts_rose_by(server, clock, ring):
     assert buckets == [(0, 0, 1), (0, 2, 2), (0, 67, 1), (0, 2, 1)]
 
 
-def test_buckets_that_do_not_fit_are_in_records_before(ring):
+@pytest.mark.parametrize(("buckets", "flags"), [(45, [2, 2, 0]), (2 * MAX_BUCKETS, [2, 0])])
+def test_buckets_that_do_not_fit_are_in_records_before(ring, buckets, flags):
     counts = ServeCounts(0)
-    counts.observe("inter_token", [0.00099 * 1.1**n for n in range(45)])
+    counts.observe("inter_token", [0.00099 * 1.1**n for n in range(buckets)])
     counts.write(ring, S)
     records = written(ring)
-    assert [record.flags for record in records] == [2, 2, 0]
+    assert [record.flags for record in records] == flags
     entries = [protocol.BUCKET.iter_unpack(record.payload[104:]) for record in records]
-    assert sum(number for part in entries for _, _, number in part) == 45
+    assert sum(number for part in entries for _, _, number in part) == buckets
 
 
 def test_a_server_that_reports_idle_itself_is_idle_from_then_on(ring):
@@ -137,14 +138,6 @@ def test_a_server_that_reports_idle_itself_is_idle_from_then_on(ring):
     counts.write(ring, S)
     ((ns, idle_ns, *_),) = of(ring, protocol.RECORD_SERVE)
     assert (ns, idle_ns) == (S, S // 2)
-
-
-@pytest.mark.parametrize(("environ", "engine", "expected"), CASES["names"])
-def test_a_servers_process_is_named_by_its_model_and_its_replica(environ, engine, expected):
-    place = {"kind": "serve", "job": "tiny", "run": "start-1", "rank": 3, "world_size": 4}
-    place["engine"] = engine
-    said = describe(None, environ, place)
-    assert [said["job"], said["run"], said["rank"]] == [*expected, 3]
 
 
 def test_a_servers_process_is_seen_before_its_first_iteration_and_ends_cleanly(folder):

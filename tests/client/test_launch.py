@@ -4,7 +4,6 @@ Programs that train become ranks, however they were started.
 """
 
 import ast
-import os
 import signal
 import subprocess
 import sys
@@ -153,15 +152,6 @@ def test_another_interpreter_borrows_this_copy(folder):
     python = Path(sys.executable).resolve()
     done = run(folder, "--", str(python), "-s", "-c", code)
     assert (done.stdout, done.stderr) == ("True False\n", "")
-
-
-def test_switched_off_means_no_bootstrap():
-    off = launch.environment(
-        {"WARPWATCH_JOB": "a"}, {"WARPWATCH": "0", "PYTHONPATH": "/x", "WARPWATCH_JOB": "b"}
-    )
-    assert off == {"WARPWATCH": "0", "PYTHONPATH": "/x", "WARPWATCH_JOB": "a"}
-    on = launch.environment({}, {"PYTHONPATH": "/x"})
-    assert on == {"WARPWATCH": "1", "PYTHONPATH": f"{launch.BOOTSTRAP}{os.pathsep}/x"}
 
 
 def test_a_wrong_line_is_status_2_with_what_is_wrong(capsys, cases):
