@@ -69,7 +69,8 @@ def parameters(*optimizers: Any, library: str = "none", drop: int = -1) -> list[
     del optimizers
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, library, None)
-        patch.setattr(model, "_noted", noted := {})
+        noted: dict[str, Any] = {}
+        patch.setattr(model, "_noted", noted)
         for number in range(len(kept)):
             said.append(known.add(kept[number]))
             assert known.know(kept[number])
