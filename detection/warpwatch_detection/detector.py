@@ -378,7 +378,7 @@ class StepsDetector(JobsDetector[S]):
         job: Any = self.state.jobs.get(seen.job_id)
         if job is None or not job.on or not job.unjudged.is_stale(seen.time):
             return ()
-        self.state.jobs[seen.job_id] = self.state_of(index=job.index)
+        self.state.jobs[seen.job_id] = self.state_of()
         return (Cleared(seen.time, seen.job_id),)
 
 

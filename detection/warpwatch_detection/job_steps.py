@@ -50,8 +50,6 @@ class CaptureWindows:
         if event.event in START_EVENTS:
             self.since.setdefault(event.job_id, {})[event.rank] = event.time
         elif event.event in END_EVENTS and ranks and ranks.pop(event.rank, None) is not None:
-            if not ranks:
-                del self.since[event.job_id]
             return True
         return False
 

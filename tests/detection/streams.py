@@ -3,7 +3,8 @@
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -115,15 +116,15 @@ def alone(*kinds: str, **sections: Any) -> Detection:
 
 
 def fed(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
-    return [change.anomaly for change in _changes(engine, records)]
+    return [change.anomaly for change in changes_of(engine, records)]
 
 
 def opened(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
-    changes = _changes(engine, records)
+    changes = changes_of(engine, records)
     return [change.anomaly for change in changes if change.what in ("opened", "reopened")]
 
 
-def _changes(engine: Detection, records: Iterable[Record]) -> list[Change]:
+def changes_of(engine: Detection, records: Iterable[Record]) -> list[Change]:
     """Feed records; no detector raises."""
     changes = [change for record in records for change in engine.feed(record)]
     assert engine.pop_failure() is None
@@ -167,14 +168,17 @@ def lived(job: Job, engine: Detection, story: str, **others: Extra) -> list[Anom
     return found
 
 
-def made(rows: Iterable[dict[str, Any]]) -> Iterator[Record | str]:
+def made(rows: Sequence[dict[str, Any]]) -> Iterator[Record | str]:
     """Yield the records of rows as a log has them, of llama if no job is given.
 
     A row has ``times`` records, ``every`` second one, of each of ``ranks``; "5+2" is 5, then 7. A
-    row with ``do`` yields its word, after so many seconds.
+    row with ``do`` yields its word, after so many seconds; one with ``again`` is so many times its
+    ``rows``. This yields "row" after each.
     """
     now, decoder = EPOCH_S, Decoder()
-    for row in rows:
+    ends = [*accumulate(len(row.get("rows", "1")) * row.get("again", 1) for row in rows)]
+    flat = [one for row in rows for one in row.get("rows", [row]) * row.get("again", 1)]
+    for place, row in enumerate(flat, 1):
         every, ranks = row.get("every", 1.0), row.get("ranks", [row.get("rank")])
         for number in range(row.get("times", 1)):
             now += every
@@ -186,6 +190,8 @@ def made(rows: Iterable[dict[str, Any]]) -> Iterator[Record | str]:
                 for word in ("every", "ranks", "times"):
                     fields.pop(word, None)
                 yield decoder.decode(fields)
+        if place in ends:
+            yield "row"
 
 
 def grown(value: Any, number: int, rank: int | None) -> Any:

@@ -152,7 +152,7 @@ class AnomalyRegister:
         tracked = self.state.active.get(key)
         if tracked is not None and not tracked.is_of_another_rank(found):
             self._update("updated", key, tracked, found)
-        elif tracked is None and (over := self._ended_cause(key, found)):
+        elif over := self._ended_cause(key, found):
             self._suppress(key, found, over)
         elif tracked is not None or self._outlives_cause(key, found):
             ended = self._pop_ended(key, found)
@@ -329,7 +329,7 @@ class AnomalyRegister:
         """Close the anomalies that were opened before their cause, and make them its effects."""
         for key, tracked in list(self.state.active.items()):
             cause = self._cause(key, tracked.anomaly)
-            if key == opened or cause is None:
+            if cause is None:
                 continue
             time = self.state.active[opened].anomaly.time
             effect = replace(tracked.found(), time=time, device=key[2])

@@ -170,6 +170,7 @@ class DeathDetector(Detector):
             job.cause = None
             job.followers.clear()
         if job.lost_peer and job.lost_peer.pop(seen.rank, None) is not None:
+            job.said.pop(seen.rank, None)
             self._schedule()
 
     def _rank_seen(self, seen: RankSeen) -> Iterable[Detected]:

@@ -50,7 +50,7 @@ class WorkScaling:
         The result is empty if the work of a rank is unknown, or the work of all ranks is equal.
         """
         amounts = work.values()
-        if len(work) < len(log_times) or len(set(amounts)) < 2 or min(amounts) <= 0:
+        if len(work) < len(log_times) or len(set(amounts)) < 2:
             return {}
         log_work = {rank: math.log(work[rank]) for rank in log_times}
         exponent = self.exponent
@@ -144,7 +144,6 @@ def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> P
     elif groups and (len(set(groups.values())) > 1 or not times.keys() <= groups.keys()):
         for members, peers in _split(times, groups, ordered):
             _compare(members, peers, found)
-        found.ratios = {rank: found.ratios[rank] for rank in times}
     else:
         _compare(times, ordered, found)
     return found

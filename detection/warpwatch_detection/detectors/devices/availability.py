@@ -122,8 +122,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
             is_forgotten = now - device.missed >= FORGET_S
             if is_forgotten or uuid.startswith(NO_GPUS) or self._is_replaced(device):
                 del devices[uuid]
-                if device.hysteresis.found:
-                    yield Cleared(now, device=uuid)
+                yield Cleared(now, device=uuid)
             elif any(now - other.since >= limit_s for other in self._read_well(now)):
                 device.up, device.missed = False, min(device.missed, now)
                 text = f"the GPU has given no reading for {gone_s:.0f} s, others go on"
