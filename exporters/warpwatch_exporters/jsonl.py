@@ -76,8 +76,8 @@ class JsonlWriter:
         start = max(0, size - TAIL_BYTES)
         tail = os.pread(self._fd, size - start, start)
         lines = tail.split(b"\n")
-        # The first line may have lost its beginning; the last one is empty or half-written.
-        for line in lines[1 if start else 0 :]:
+        # A first line that has lost its beginning is no record, nor is a half-written last one.
+        for line in lines:
             self._remember(line)
         if lines[-1]:
             self._append(b"\n")

@@ -244,10 +244,7 @@ class OtlpExporter:
         if self._exporters is None or headers != self._headers:
             url = str(self._config.endpoint).rstrip("/")
             how: Any = {"headers": headers, "timeout": TIMEOUT_S, "compression": Compression.Gzip}
-            try:
-                metrics = OTLPMetricExporter(f"{url}/v1/metrics", **how)
-                self._exporters = metrics, OTLPLogExporter(f"{url}/v1/logs", **how)
-            except OSError as error:
-                raise RequestError(str(error)) from error
+            metrics = OTLPMetricExporter(f"{url}/v1/metrics", **how)
+            self._exporters = metrics, OTLPLogExporter(f"{url}/v1/logs", **how)
             self._headers = headers
         return self._exporters

@@ -1,6 +1,7 @@
 """Results of functions and small classes of the devices, as a golden file of expressions."""
 
 import itertools
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import pynvml
 import pytest
 
 from tests import expressions
+from tests.answers import answered, raised
 from tests.conftest import Cases
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
@@ -28,14 +30,6 @@ MODULES = {
 }
 
 
-def raised(work: Callable[..., object], *arguments: object) -> object:
-    """Return the result, or the error with its class."""
-    try:
-        return work(*arguments)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
 def failing(code: int) -> Callable[..., None]:
     def call(*_: object) -> None:
         raise pynvml.NVMLError(code)
@@ -43,15 +37,10 @@ def failing(code: int) -> Callable[..., None]:
     return call
 
 
-def answered(
-    work: Callable[..., object], *arguments: object, of: Any = pynvml, **answers: Any
-) -> object:
-    """Return the result while NVML, or a module, has these answers: values, or functions."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, answer in answers.items():
-            call = answer if callable(answer) else lambda *_, answer=answer: answer
-            patch.setattr(of, f"nvml{name}" if of is pynvml else name, call)
-        return raised(work, *arguments)
+def nvml(work: Callable[..., object], *arguments: object, **answers: Any) -> object:
+    """Return the result while functions of NVML have these answers."""
+    named = {f"nvml{name}": answer for name, answer in answers.items()}
+    return answered(work, *arguments, of=pynvml, **named)
 
 
 def test_each_expression_has_its_golden_value(
@@ -72,7 +61,22 @@ def test_each_expression_has_its_golden_value(
                 (root / name).write_text(text)
         return root
 
-    own = (raised, failing, answered, tree, partial, held, ManualClock, RecordingSink, HandLoops)
-    more = {one.__name__: one for one in own} | {"pynvml": pynvml, "attribution": attribution}
+    own = (
+        raised,
+        failing,
+        answered,
+        nvml,
+        tree,
+        partial,
+        held,
+        ManualClock,
+        RecordingSink,
+        HandLoops,
+    )
+    more = {one.__name__: one for one in own} | {
+        "pynvml": pynvml,
+        "sys": sys,
+        "attribution": attribution,
+    }
     more["nvml_processes"] = nvml_processes
     expressions.check(cases, "devices/functions.txt", MODULES, more)

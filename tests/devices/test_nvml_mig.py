@@ -158,8 +158,10 @@ def test_instances_of_a_gpu_that_is_lost_are_lost_with_it(process: Stepper) -> N
     fake = begin(process, profile="h100")
     process.step()
     process.nvml.ledger.observe(process.gpu.device.info["pci_bus_id"], 79, "kernel log")
+    assert process.device.settled
     fake.set(0, lost=1)
     process.step()
+    assert not process.device.settled
     down = [process.gpu, *process.instances.values()]
     assert [(d.up, d.reason) for d in down] == [(False, "lost")] * 4
     # XIDs are the GPU's: its instances do not count them again.
@@ -167,10 +169,16 @@ def test_instances_of_a_gpu_that_is_lost_are_lost_with_it(process: Stepper) -> N
     fake.set(0, lost=0)
     process.step(SLOW)
     assert [d.up for d in (process.gpu, *process.instances.values())] == [True] * 4
+    used = ("device_memory_used_bytes", ())
+    assert [used in d.values for d in process.instances.values()] == [True, True, False]
     # Buffers of the GPU's and of two GPU instances' counters, before and after.
     process.device.close()
     buffers = [process.nvml.calls(f"nvmlGpmSample{does}") for does in ("Alloc", "Free")]
     assert buffers == [12, 12]
+    # One that is lost may say so first when it is asked for its instances.
+    fake.fail("nvmlDeviceGetMaxMigDeviceCount", 15)
+    process.step(SLOW)
+    assert (process.gpu.up, process.gpu.reason) == (False, "lost")
 
 
 def test_seven_instances_cost_few_calls(process: Stepper) -> None:

@@ -323,6 +323,13 @@ def test_where_there_are_no_samples_utilization_is_integrated(process: Stepper) 
     assert process.step()["busy_seconds_total"] == 0
     # The sum of the driver's samples.
     assert process.step(3)["busy_seconds_total"] == pytest.approx(1.8)
+    # There are no new samples.
+    process.device.step()
+    assert process.gpu.values["device_busy_seconds_total", ()] == pytest.approx(1.8)
+    # What the clock had before it was set back hides no samples.
+    process.nvml.clock.set_wall(1.6e9)
+    process.step(2)
+    assert process.step()["busy_seconds_total"] > 2.3
     fake = process.begin("h100", load=100)
     fake.fail("nvmlDeviceGetSamples", 3)
     assert process.step()["busy_seconds_total"] == 0

@@ -94,6 +94,7 @@ def test_metrics_have_the_names_labels_and_units_of_the_page(server: Receiver, g
     modes = DeviceSample(Device("GPU-9", 9, "L4"), NOW, {("device_mig_mode", ()): True})
     site.state = replace(STATE, devices=(*STATE.devices, modes))
     site.advance()
+    assert site.exporter._current()[0]._endpoint == f"{server.url}/v1/metrics"
     metrics = metrics_in(server)
     names = ("device_power_watts", "steps", "step_duration_seconds")
     shown = [MessageToDict(metrics[f"warpwatch_{name}"]) for name in names]
@@ -181,6 +182,7 @@ def test_the_daemon_sends_its_own_metrics_too_and_names_itself(server: Receiver)
         config.exporters, "gpu-17", "warpwatch", "", metrics, lambda: held, lambda: next(own)
     )
     assert list(ways.last_words) == ["webhook-0", "webhook-1", "otlp"]
+    assert ways._all["webhook-1"]._send.__self__._name == "exporters.webhooks[1]"  # type: ignore[attr-defined]
     for last_words in ways.last_words.values():
         last_words()
     assert len(logs_in(server)) == 2

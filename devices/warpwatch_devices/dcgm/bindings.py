@@ -31,7 +31,6 @@ EMBEDDED = "embedded"
 _GONE = (4, 7)
 # The history that the host engine keeps; only the newest value is read.
 _KEPT_INTERVALS = 3
-_KEPT_AT_LEAST_S = 2.0
 # Names of groups are unique within a host engine.
 _NAMES = itertools.count(1)
 
@@ -167,7 +166,6 @@ class HostEngine:
         Fields that the GPU lacks are left out. Each GPU has a group: DCGM refuses a watch for a
         whole group if one of its GPUs cannot be profiled. Raises DcgmRefused.
         """
-        kept_s = max(_KEPT_INTERVALS * interval_s, _KEPT_AT_LEAST_S)
         name = f"warpwatch-{os.getpid()}-{next(_NAMES)}"
         with self._bindings.translated():
             group = self._system.GetEmptyGroup(name)
@@ -177,6 +175,7 @@ class HostEngine:
             if not fields:
                 raise DcgmRefused("none of the profiling fields is supported")
             field_group = self._bindings.pydcgm.DcgmFieldGroup(self._handle, name, [*fields])
+            kept_s = _KEPT_INTERVALS * interval_s
             group.samples.WatchFields(field_group, int(interval_s * 1e6), kept_s, 0)
         self._watches.append(_Watch(tuple(entities), group, field_group, fields))
 
@@ -213,7 +212,6 @@ class HostEngine:
                 watch.group.samples.UnwatchFields(watch.field_group)
                 watch.field_group.Delete()
                 watch.group.Delete()
-        self._watches.clear()
         with contextlib.suppress(DcgmRefused, DcgmUnavailable), self._bindings.translated():
             self._handle.Shutdown()
 

@@ -104,8 +104,7 @@ STUCK_AFTER_S = 10.0
 # The shortest at which DCGM's profiling metrics are sound is 0.1 s.
 INTERVAL_S = 1.0
 # An older value is stale.
-_STALE_INTERVALS = 3
-_STALE_AT_LEAST_S = 3.0
+_STALE_S = 3.0
 _CLOSE_TIMEOUT_S = 2.0
 
 
@@ -136,10 +135,8 @@ class DcgmSource:
         self._errors = 0
 
     def start(self, supervisor: LoopRunner, sink: Sink) -> None:
-        tick_s = min(PAUSE_INTERVAL_S, INTERVAL_S)
-        loop = supervisor.every(self.name, tick_s, lambda: self._step(sink))
-        watchdog_s = min(1.0, STUCK_AFTER_S)
-        supervisor.every("dcgm-watchdog", watchdog_s, lambda: self._watch(loop, sink))
+        loop = supervisor.every(self.name, PAUSE_INTERVAL_S, lambda: self._step(sink))
+        supervisor.every("dcgm-watchdog", 1.0, lambda: self._watch(loop, sink))
 
     def close(self) -> None:
         """Resume profiling and disconnect, without waiting for a stuck host engine."""
@@ -171,7 +168,6 @@ class DcgmSource:
             if engine.entities() != self._entities:
                 logger.info("DCGM's devices changed")
                 self._drop()
-                self._next_connect = now
         if self._engine is None and now >= self._next_connect:
             self._connect()
             self._next_discovery = now + DISCOVERY_INTERVAL_S
@@ -197,7 +193,7 @@ class DcgmSource:
             device = device_of(entity.device, known)
             now = self._wall()
             values = {} if self._pause.active else self._values(entity, readings, now)
-            lost = not values and not self._pause.active and engine.is_lost(entity)
+            lost = not values and engine.is_lost(entity)
             if device is not None and (values or lost or self._pause.active):
                 reason = "lost" if lost else ""
                 sample = DeviceSample(device, now, values, not lost, reason, source=self.name)
@@ -207,7 +203,7 @@ class DcgmSource:
     def _values(
         self, entity: Entity, readings: dict[str, FieldValue], now: float
     ) -> dict[SeriesKey, float]:
-        oldest = now - max(_STALE_INTERVALS * INTERVAL_S, _STALE_AT_LEAST_S)
+        oldest = now - _STALE_S
         rows = INSTANCE_ROWS if entity.device.gpu_instance else PROFILING_ROWS
         values: dict[SeriesKey, float] = {}
         for name in rows.keys() & readings.keys():

@@ -146,6 +146,8 @@ def test_a_kubelet_that_comes_goes_and_comes_back_is_asked_again(away: Node) -> 
     third = FakeKubelet(away.socket.with_name("new.sock"), pods(("last", WHOLE, GPU_0)))
     away.socket.with_name("new.sock").rename(away.socket)
     assert away.held() == {GPU_0: ["last"]}
+    away.origin.close()
+    assert getattr(away.origin._client, "_channel", "none") is None
     second.stop()
     third.stop()
 
@@ -197,6 +199,8 @@ def test_what_is_long_or_late_fails_or_is_cut(there: Node, monkeypatch: pytest.M
     there.kubelet.answering.clear()
     with pytest.raises(OriginError, match="DEADLINE_EXCEEDED"):
         there.read()
+    # The next one gets a connection of its own.
+    assert getattr(there.origin._client, "_channel", "none") is None
 
 
 def test_grpc_is_not_imported_without_a_kubelet(tmp_path: Path) -> None:

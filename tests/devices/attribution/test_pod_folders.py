@@ -57,6 +57,9 @@ def test_a_folder_too_large_is_a_failure(tmp_path: Path, monkeypatch: pytest.Mon
 def test_which_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "DEFAULT_FOLDER", tmp_path / "pods")
     assert folder_of("auto") is None
+    (tmp_path / "pods").touch()
+    assert folder_of("auto") is None
+    (tmp_path / "pods").unlink()
     (tmp_path / "pods").mkdir()
     assert folder_of("auto") is None
     (tmp_path / "pods" / f"team_train_{TRAINING}").mkdir()

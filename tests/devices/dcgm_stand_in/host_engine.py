@@ -187,7 +187,7 @@ class DcgmGroupProfiling(OfHandle):
         # As in the C structures, arrays are longer than what is valid of them.
         half = len(gpu["profiling"]) // 2
         groups = [
-            SimpleNamespace(numFieldIds=len(part), fieldIds=[*part, *[0] * 8])
+            SimpleNamespace(numFieldIds=len(part), fieldIds=[*part, *[1005] * 8])
             for part in (gpu["profiling"][:half], gpu["profiling"][half:])
         ]
         return SimpleNamespace(numMetricGroups=2, metricGroups=[*groups, None, None])

@@ -1,0 +1,23 @@
+"""What golden expressions use to change a module for one call, and to see what is raised."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def raised(work: Callable[..., object], *arguments: object) -> object:
+    """Return the result, or the error with its class."""
+    try:
+        return work(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def answered(work: Callable[..., object], *arguments: object, of: Any, **answers: Any) -> object:
+    """Return the result while a module's functions have these answers: values, or functions."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, answer in answers.items():
+            call = answer if callable(answer) else lambda *_, answer=answer: answer
+            patch.setattr(of, name, call)
+        return raised(work, *arguments)
