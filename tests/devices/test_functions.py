@@ -1,7 +1,7 @@
 """Results of functions and small classes of the devices, as a golden file of expressions."""
 
+import ctypes
 import itertools
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,15 +13,16 @@ import pytest
 from tests import expressions
 from tests.answers import answered, raised
 from tests.conftest import Cases
-from tests.devices.hand_loops import HandLoops
-from tests.devices.recording import RecordingSink
 from tests.locks import held
-from tests.manual_clock import ManualClock
 from warpwatch_devices import processes
 from warpwatch_devices.attribution import source as attribution
+from warpwatch_devices.nvml import fields
 from warpwatch_devices.nvml import processes as nvml_processes
 
 MODULES = {
+    "": "operator pynvml struct sys",
+    "tests": "manual_clock",
+    "tests.devices": "recording",
     "warpwatch_devices": "config host memory_groups processes processor_waits simulated xids",
     "warpwatch_devices.attribution": "control_groups device_ids folders kubelet",
     "warpwatch_devices.dcgm": "bindings exporter_source values",
@@ -43,6 +44,36 @@ def nvml(work: Callable[..., object], *arguments: object, **answers: Any) -> obj
     return answered(work, *arguments, of=pynvml, **named)
 
 
+def reads(batch: fields.FieldBatch, *answers: dict[int, tuple[int, int, int]]) -> list[object]:
+    """Return readings of a batch and what it learns; each field has (type, return code, value).
+
+    Field 0 stands for a call with several fields.
+    """
+
+    def call(
+        now: dict[int, tuple[int, int, int]], handle: object, number: int, pointer: object
+    ) -> int:
+        at = ctypes.cast(pointer, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+        size = fields._ANSWER.size
+        for place in range(at, at + number * size, size):
+            memory = (ctypes.c_char * size).from_address(place)
+            own, scope, *_ = fields._ANSWER.unpack(memory)
+            kind, code, value = now.get(own, (3, 3, 0))
+            fields._ANSWER.pack_into(
+                memory, 0, own, scope, 1_000_000 * len(found), 0, kind, code, value
+            )
+        return now[own if number == 1 and 0 in now else 0][1] if 0 in now else 0
+
+    found: list[object] = []
+    for now in answers:
+        values = answered(
+            batch.read, None, of=fields, function=lambda _, now=now: partial(call, now)
+        )
+        known = sorted(batch.answered), sorted(batch.unsupported)
+        found.append((values, *known, batch.reader.calls, batch.reader.refusals))
+    return found
+
+
 def test_each_expression_has_its_golden_value(
     cases: Cases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,29 +85,18 @@ def test_each_expression_has_its_golden_value(
         """Make a folder with these files; a name without a text is a folder."""
         root = Path(f"tree{next(numbers)}").absolute()
         for name, text in files.items():
-            (root / name if text is None else (root / name).parent).mkdir(
-                parents=True, exist_ok=True
-            )
+            folder = root / name if text is None else (root / name).parent
+            folder.mkdir(parents=True, exist_ok=True)
             if text is not None:
                 (root / name).write_text(text)
         return root
 
-    own = (
-        raised,
-        failing,
-        answered,
-        nvml,
-        tree,
-        partial,
-        held,
-        ManualClock,
-        RecordingSink,
-        HandLoops,
-    )
-    more = {one.__name__: one for one in own} | {
-        "pynvml": pynvml,
-        "sys": sys,
-        "attribution": attribution,
+    calls: dict[str, object] = {
+        "raised": raised,
+        "answered": answered,
+        "held": held,
+        "failing": failing,
     }
-    more["nvml_processes"] = nvml_processes
-    expressions.check(cases, "devices/functions.txt", MODULES, more)
+    calls |= {"nvml": nvml, "reads": reads, "tree": tree}
+    more = {"attribution": attribution, "nvml_processes": nvml_processes}
+    expressions.check(cases, "devices/functions.txt", MODULES, calls | more)

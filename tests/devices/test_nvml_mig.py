@@ -86,10 +86,13 @@ def test_instances_stay_while_they_cannot_be_asked_for(process: Stepper, functio
     process.step(SLOW + 1)
     assert process.instances.keys() == before
     assert not [name for name in process.nvml.sink.forgotten if name.startswith("MIG-")]
-    fake.mig(0, INSTANCES[0])
-    fake.fail(function, 0)
     # It is asked again in the next round, not in ten seconds.
+    fake.mig(0, *INSTANCES, "6=1g.10gb/9/0")
+    fake.fail(function, 0)
     process.step(3)
+    assert len(process.instances) == 4 or function == "nvmlDeviceGetMigMode"
+    fake.mig(0, INSTANCES[0])
+    process.step(SLOW + 1)
     (left,) = process.instances.values()
     assert ("device_memory_used_bytes", ()) in left.values
     fake.mig(0, *INSTANCES)
@@ -110,12 +113,27 @@ def test_an_instance_without_a_name_has_its_gpus_and_a_profile_by_its_sizes(
     assert sorted(device.profile for device in found) == ["1c.2g.20gb", "1c.2g.20gb", "3g.40gb"]
 
 
+def test_the_lowest_compute_instance_has_the_memory_while_others_come_and_go(
+    process: Stepper,
+) -> None:
+    kept = ("0=3g.40gb/1/0", "2=2g.20gb/5/1")
+    fake = begin(process, *kept)
+    process.step()
+    shown = []
+    for more in (("5=2g.20gb/5/0",), ()):
+        fake.mig(0, *kept, *more)
+        process.step(SLOW)
+        parts = [p.device for p in process.instances.values() if p.values]
+        shown.append(sorted(device.info["mig_index"] for device in parts))
+    assert shown == [["0", "5"], ["0", "2"]]
+
+
 def test_mig_is_turned_off_and_on_while_running(process: Stepper) -> None:
     fake = begin(process)
     assert "utilization_ratio" not in process.step()
     fake.mig_off(0)
     values = process.step(SLOW + 1)
-    assert process.instances == {}
+    assert process.instances == {} and process.device.devices == (process.gpu.device,)
     forgotten = process.nvml.sink.forgotten
     assert len([name for name in forgotten if name.startswith("MIG-")]) == 3
     assert values["utilization_ratio"] == 0.5
@@ -171,6 +189,9 @@ def test_instances_of_a_gpu_that_is_lost_are_lost_with_it(process: Stepper) -> N
     assert [d.up for d in (process.gpu, *process.instances.values())] == [True] * 4
     used = ("device_memory_used_bytes", ())
     assert [used in d.values for d in process.instances.values()] == [True, True, False]
+    process.step(2)
+    counts = ("device_sm_active_ratio", ())
+    assert [counts in d.values for d in process.instances.values()] == [True, True, False]
     # Buffers of the GPU's and of two GPU instances' counters, before and after.
     process.device.close()
     buffers = [process.nvml.calls(f"nvmlGpmSample{does}") for does in ("Alloc", "Free")]

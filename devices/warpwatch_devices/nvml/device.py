@@ -219,7 +219,6 @@ class NvmlDevice:
             memory.parts,
         )
         shared = (self.costs, supports, memory.denied, self._interval_s, self._monotonic)
-        self._read_at = None
         self._access = _Access(
             handle,
             ReaderSchedule(readers, self._index, *shared),

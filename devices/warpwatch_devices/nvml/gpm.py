@@ -228,7 +228,7 @@ class Gpm:
     def close(self) -> None:
         """Free the buffers."""
         buffers = [buffer for buffer in (self._earlier, self._spare) if buffer is not None]
-        self._earlier = self._spare = self._request = None
+        self._earlier = self._spare = None
         for buffer in buffers:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlGpmSampleFree(buffer)

@@ -1,8 +1,8 @@
 """Reads the MIG devices of a GPU, in the loop of that GPU.
 
 Memory and hardware counters belong to a GPU instance, so only its lowest compute instance reports
-them. Handles die with their instances, so instances are searched again every few rounds, and at
-once when a call fails. The instances take turns with their slow queries (``_round + number``).
+them. Handles die with their instances, so instances are searched again every few rounds, and after
+a call has failed. The instances take turns with their slow queries (``_round + number``).
 """
 
 from __future__ import annotations
@@ -86,16 +86,13 @@ class MigDevices:
         self, parent: Device, handle: Any, time_s: float, processes: GpuProcessReader
     ) -> Iterator[DeviceSample]:
         """Yield a sample of each device. Raises LibraryGone, DeviceGone."""
-        searched = self._stale or self._round % self._slow_rounds == 0
-        if searched:
+        if self._stale or self._round % self._slow_rounds == 0:
             self._find(parent, handle)
         for number, instance in enumerate(self._instances.values()):
             if (self._round + number) % self._memory_rounds == 0 or instance.memory is None:
                 self._read_memory(instance)
             if processes.by_instance and (self._round + number) % self._slow_rounds == 0:
                 processes.read_instance(instance.handle, instance.ids)
-        if self._stale and not searched:
-            self._find(parent, handle)
         self._round += 1
         for instance in self._instances.values():
             yield self._sample(instance, time_s, processes)
@@ -109,7 +106,6 @@ class MigDevices:
         for uuid in tuple(self._instances):
             self._forget(uuid)
         self.devices = ()
-        self._stale = True
         self._round = 0
 
     def close(self) -> None:
@@ -168,7 +164,7 @@ class MigDevices:
             if uuid is None:
                 return None
             known = self._instances.get(uuid)
-            if known is None or known.device.index != parent.index:
+            if known is None:
                 known = self._describe(uuid, slot, handle, parent)
             if known is not None:
                 known.handle = handle

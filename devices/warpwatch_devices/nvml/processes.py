@@ -69,8 +69,6 @@ class ProcessList:
         try:
             return function(self._name + self._version)(*arguments)
         except pynvml.NVMLError_FunctionNotFound:
-            if self._version == "_v2":
-                raise
             self._version = "_v2"
             return function(self._name + self._version)(*arguments)
 
