@@ -82,12 +82,12 @@ class DeviceContext:
 class _Access:
     """What reads a device through one handle, in one MIG mode.
 
-    ``supports`` returns whether the device supports a field, or None if that is unknown.
+    ``lacks`` returns whether the device lacks a field.
     """
 
     handle: Any
     schedule: ReaderSchedule
-    supports: Callable[[int], bool | None]
+    lacks: Callable[[int], bool]
     processes: GpuProcessReader
     gpm: Gpm
     events: GpuEvents
@@ -211,18 +211,18 @@ class NvmlDevice:
     def _prepare(self, handle: Any, events: GpuEvents) -> _Access:
         """Create all readers again: support differs by driver and by MIG mode."""
         memory, clocks = self._memory, (self._wall, self._monotonic)
-        readers, supports = readers_of(
+        readers, lacks = readers_of(
             self.device.info.get("driver_version", ""),
             count_fans(handle, self.costs),
             busy_samples(memory.busy, self._wall).read,
             energy_samples(memory.energy, self._wall).read,
             memory.parts,
         )
-        shared = (self.costs, supports, memory.denied, self._interval_s, self._monotonic)
+        shared = (self.costs, lacks, memory.denied, self._interval_s, self._monotonic)
         self._access = _Access(
             handle,
             ReaderSchedule(readers, self._index, *shared),
-            supports,
+            lacks,
             GpuProcessReader(self.costs, self._index, self._interval_s, *clocks),
             self._make_gpm(self.device.uuid, handle),
             events,
@@ -270,7 +270,7 @@ class NvmlDevice:
         self._memory.pcie_bytes.count(values, gpm if access.gpm.supported else None)
         for key, value in gpm.items():
             number = _NVLINK_OF_GPM.get(key)
-            if key not in PCIE_BYTES and (number is None or access.supports(number) is False):
+            if key not in PCIE_BYTES and (number is None or access.lacks(number)):
                 values[key] = value
 
     def _integrate(self, values: Values, schedule: ReaderSchedule) -> None:

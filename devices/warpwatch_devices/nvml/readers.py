@@ -296,10 +296,7 @@ _SINGLE_VALUES: tuple[tuple[str, str, Callable[[Any], float], float], ...] = (
 
 
 def field_substitutes(energy_samples: Read) -> Iterable[TimedReader]:
-    """Yield readers for devices and drivers that lack a field.
-
-    Each is dropped once the field has a value.
-    """
+    """Yield readers for devices and drivers that lack a field."""
 
     def instead(number: int, name: str, read: Read, period_s: float = 0.0) -> TimedReader:
         return TimedReader(name, read, period_s, instead_of=number)
@@ -323,20 +320,18 @@ def readers_of(
     busy_samples: Read = _no_samples,
     energy_samples: Read = _no_samples,
     parts: Parts | None = None,
-) -> tuple[tuple[TimedReader, ...], Callable[[int], bool | None]]:
-    """Return all readers of a device, and a function that says whether it supports a field.
+) -> tuple[tuple[TimedReader, ...], Callable[[int], bool]]:
+    """Return all readers of a device, and a function that says whether it lacks a field.
 
-    The function returns None while it is unknown. parts: as for FieldBatch.
+    parts: as for FieldBatch.
     """
     fast = FieldBatch("fields", fast_fields(driver_version))
     slow = FieldBatch("slow_fields", SLOW_FIELDS, SLOW_S, parts)
     rare = FieldBatch("rare_fields", RARE_FIELDS, RARE_S)
     batches = (fast, slow, rare)
 
-    def supports(number: int) -> bool | None:
-        if any(number in batch.answered for batch in batches):
-            return True
-        return False if any(number in batch.unsupported for batch in batches) else None
+    def lacks(number: int) -> bool:
+        return any(number in batch.unsupported for batch in batches)
 
     readers = (
         *(batch.reader for batch in batches),
@@ -345,7 +340,7 @@ def readers_of(
         *static_readers(),
         *field_substitutes(energy_samples),
     )
-    return readers, supports
+    return readers, lacks
 
 
 def _nvlink_state(link: int) -> Read:
@@ -390,8 +385,8 @@ class _Turn:
 class ReaderSchedule:
     """The readers of one device, with rounds of ``interval_s``, while its handle is valid.
 
-    ``supports`` returns whether the device supports a field, or None if that is unknown. ``denied``
-    has the readers already reported as not permitted.
+    ``lacks`` returns whether the device lacks a field. ``denied`` has the readers already reported
+    as not permitted.
     """
 
     def __init__(
@@ -399,7 +394,7 @@ class ReaderSchedule:
         readers: Iterable[TimedReader],
         phase: int,
         costs: CallCosts,
-        supports: Callable[[int], bool | None],
+        lacks: Callable[[int], bool],
         denied: set[str],
         interval_s: float,
         monotonic: Callable[[], float] = time.monotonic,
@@ -411,7 +406,7 @@ class ReaderSchedule:
             for i, r in enumerate(readers)
         ]
         self._costs = costs
-        self._supports = supports
+        self._lacks = lacks
         self._denied = denied
         self._refused: set[str] = set()
         self._round = 0
@@ -423,7 +418,8 @@ class ReaderSchedule:
         fast: Values = {}
         outcomes: list[Meaning | None] = []
         for turn in tuple(self._turns):
-            if turn.due(self._round) and self._wanted(turn):
+            number = turn.reader.instead_of
+            if turn.due(self._round) and (not number or self._lacks(number)):
                 outcomes.append(self._run(turn, handle, fast))
         self._round += 1
         if len(outcomes) > 1 and None not in outcomes:
@@ -438,16 +434,6 @@ class ReaderSchedule:
 
     def _rounds(self, period_s: float) -> int:
         return rounds_of(period_s, self._interval_s)
-
-    def _wanted(self, turn: _Turn) -> bool:
-        """Return whether a substitute for a field is needed."""
-        number = turn.reader.instead_of
-        if not number:
-            return True
-        supported = self._supports(number)
-        if supported:
-            self._turns.remove(turn)
-        return supported is False
 
     def _run(self, turn: _Turn, handle: Any, fast: Values) -> Meaning | None:
         """Store the values of a reader, or return why there are none."""

@@ -299,11 +299,10 @@ class _Interview:
 
     def _read_values(self, handle: Any, driver_version: str) -> Values:
         """Return what the agent's own readers give."""
-        readers, supports = readers_of(driver_version, fans=0)
+        readers, lacks = readers_of(driver_version, fans=0)
         reported = (self._reported(reader) for reader in readers)
-        return ReaderSchedule(reported, 0, self._costs, supports, set(), interval_s=1.0).read(
-            handle
-        )
+        schedule = ReaderSchedule(reported, 0, self._costs, lacks, set(), interval_s=1.0)
+        return schedule.read(handle)
 
     def _reported(self, reader: TimedReader) -> TimedReader:
         reader.read = partial(self._ask, reader.name, reader.read)
