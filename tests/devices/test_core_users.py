@@ -8,20 +8,10 @@ from typing import Any
 import pytest
 
 from tests.cases import cases
-from warpwatch_devices.processes import Process, read_process
-from warpwatch_devices.processor_waits import ProcessorUse, Use, core_users, uses
+from warpwatch_devices.processes import read_process
+from warpwatch_devices.processor_waits import Use, core_users
 
 TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def process(
-    pid: int, cpu_s: float, *, parent: int = 1, start: int = 5, waited_s: float = 0.0
-) -> Process:
-    return Process(pid, "R", parent, start, cpu_s, waited_s, 4096, 0.0)
-
-
-def by_identity(*processes: Process) -> dict[tuple[int, int], Process]:
-    return {one.identity: one for one in processes}
 
 
 class FakeProc:
@@ -42,49 +32,6 @@ class FakeProc:
             f"Name:\tx\nUid:\t{uid}\t0\t0\t0\nCpus_allowed_list:\t{cores}\n"
         )
         (own / "cgroup").write_text(more.get("cgroup", "0::/user.slice\n"))
-
-
-def test_who_took_most_comes_first_and_who_took_little_is_left_out() -> None:
-    before = by_identity(process(7, 10.0), process(8, 10.0), process(9, 10.0))
-    now = by_identity(process(7, 10.5), process(8, 12.0), process(9, 10.09), process(10, 1.0))
-    assert [(one.process.pid, one.cores) for one in uses(before, now, 2.0)] == [
-        (8, 1.0), (10, 0.5), (7, 0.25),
-    ]  # fmt: skip
-
-
-def test_an_ended_child_is_its_parents_without_what_it_had_and_a_pid_may_come_again() -> None:
-    before = by_identity(process(7, 1.0), process(8, 30.0, parent=7))
-    before |= by_identity(process(9, 15.0, parent=7, waited_s=5.0))
-    now = by_identity(process(7, 1.0, waited_s=51.0))
-    assert [(one.process.pid, one.cores) for one in uses(before, now, 2.0)] == [(7, 0.5)]
-    assert uses(before, now, 0.0) == []
-    # One that nobody waited for subtracts nothing.
-    assert [one.cores for one in uses(before, by_identity(process(7, 2.0)), 2.0)] == [0.5]
-    before, now = by_identity(process(7, 100.0)), by_identity(process(7, 1.0, start=9))
-    assert [one.cores for one in uses(before, now, 2.0)] == [0.5]
-
-
-def test_all_processes_are_read_twice_and_then_not_for_half_a_minute(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path)
-    proc.put(7, cpu_s=1.0)
-    look = ProcessorUse(tmp_path)
-    assert look.poll(100.0, wanted=False) == []
-    proc.put(7, cpu_s=3.0)
-    assert look.poll(102.0, wanted=True) == []
-    proc.put(7, cpu_s=5.0)
-    assert [one.cores for one in look.poll(104.0, wanted=False)] == [1.0]
-    for at in (106.0, 130.0):
-        proc.put(7, cpu_s=at)
-        assert look.poll(at, wanted=True) == []
-    proc.put(7, cpu_s=134.0)
-    assert [one.cores for one in look.poll(134.0, wanted=True)] == []
-    proc.put(7, cpu_s=136.0)
-    assert [one.cores for one in look.poll(136.0, wanted=True)] == [1.0]
-    # Where waiting has risen they are read again after a few seconds.
-    for at in (138.0, 139.9, 140.0):
-        assert look.poll(at, wanted=True, risen=True) == []
-    proc.put(7, cpu_s=138.0)
-    assert [one.cores for one in look.poll(142.0, wanted=True, risen=True)] == [1.0]
 
 
 @pytest.mark.parametrize("case", cases(__file__).values(), ids=cases(__file__))

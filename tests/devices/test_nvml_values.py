@@ -11,33 +11,13 @@ import pytest
 
 from tests.devices.conftest import Golden
 from tests.devices.nvml_by_hand import Stepper
-from tests.devices.recording import RecordingSink
-from tests.manual_clock import ManualClock
-from warpwatch_devices.nvml.counters import Integral, PcieBytes, busy_samples
 from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
-from warpwatch_devices.nvml.library import CallCosts, driver_load
-from warpwatch_telemetry.metric import Values
 from warpwatch_telemetry.samples import DeviceProcess
 
 # A driver that has every field where nvml.h has it now.
 VERSION = "580.105.08"
 SLOW = 10
 EVERYTHING = 60
-
-
-def test_a_boot_and_a_load_of_the_driver_have_names_of_their_own(tmp_path: Path) -> None:
-    boot_id, module = tmp_path / "boot_id", tmp_path / "nvidia"
-    assert driver_load(boot_id, module) == ""
-    boot_id.write_text("894ac121\n")
-    assert driver_load(boot_id, module) == "894ac121"
-    module.mkdir()
-    loaded = driver_load(boot_id, module)
-    assert loaded == f"894ac121/{module.stat().st_ino}"
-    # As the kernel does it, with another inode.
-    (tmp_path / "again").mkdir()
-    module.rmdir()
-    (tmp_path / "again").rename(module)
-    assert driver_load(boot_id, module) != loaded
 
 
 # No two values are the same, as far as the driver can tell them apart.
@@ -61,23 +41,6 @@ def test_each_gpu_tells_what_it_supports(process: Stepper, profile: str, golden:
     counted = sum(n for name, n in process.counts.items() if name.startswith("nvml_calls"))
     assert counted == pytest.approx(process.calls(), rel=0.02)
     assert not [name for name in process.counts if name.startswith("nvml_errors")]
-
-
-def test_the_costs_of_calls_are_drained_once() -> None:
-    costs, sink = CallCosts(), RecordingSink()
-    for seconds in (0.5, 0.25):
-        costs.add("fields", 2, seconds)
-        # An unsupported value is no error.
-        for code in (15, 3, 10):
-            costs.add_error("fields", code)
-        costs.drain(sink.count)
-        costs.drain(sink.count)
-    assert sink.counts == {
-        ("nvml_calls_total", "fields"): 4,
-        ("nvml_call_seconds_total", "fields"): 0.75,
-        ("nvml_errors_total", "fields", "gpu_is_lost"): 2,
-    }
-    assert costs.errors == 2
 
 
 def test_each_field_has_its_series(process: Stepper, golden: Golden) -> None:
@@ -113,29 +76,6 @@ def test_all_ones_are_no_value_but_a_wide_counter_may_have_them_below(process: S
     fake.field(83, error=15)
     process.step()
     assert (process.gpu.up, process.gpu.reason) == (False, "lost")
-
-
-RECEIVED = ("device_pcie_receive_bytes_total", ())
-
-
-def test_pcie_bytes_go_on_where_gpm_ends_and_comes_back() -> None:
-    pcie = PcieBytes()
-
-    def count(raw: float, gpm: float | None) -> float | None:
-        values: Values = {RECEIVED: raw}
-        pcie.count(values, None if gpm is None else {RECEIVED: gpm})
-        return values.get(RECEIVED)
-
-    assert [count(2**32 - 1, None), count(7, None)] == [None, None]
-    assert [count(2**40, 100), count(2**40, 300)] == [100, 300]
-    # The growth at a change of the source is unknown.
-    assert [count(2**40 + 50, None), count(2**40 + 90, None)] == [300, 340]
-    assert [count(2**40 + 99, 7), count(2**40 + 99, 9)] == [340, 342]
-    # GPM counts from zero again where its device was opened again.
-    assert count(2**40, 5) == 347
-    values: Values = {RECEIVED: 2**40}
-    pcie.count(values, {})
-    assert values == {}
 
 
 def test_pcie_bytes_are_reported_once_they_are_seen_to_have_64_bits(process: Stepper) -> None:
@@ -189,13 +129,6 @@ def test_events_are_asked_for_once_a_device_was_read_well(process: Stepper) -> N
     fake.set(lost=0)
     process.step(SLOW)
     assert process.calls("nvmlDeviceGetSupportedEventTypes") == 2
-
-
-def test_drivers_number_the_times_of_throttling_differently() -> None:
-    series = (("device_throttle_seconds_total", ("sw_thermal",)),)
-    versions = ("570.172.08", "575.57.08", "580.65.06", "580.82.07", "615.71", "")
-    numbers = [[f.number for f in fast_fields(v) if f.series == series] for v in versions]
-    assert numbers == [[269], [251], [251], [269], [269], [269]]
 
 
 def test_an_older_driver_counts_throttling_too(process: Stepper) -> None:
@@ -278,44 +211,6 @@ def test_without_fields_power_comes_from_calls_and_energy_from_samples(process: 
     assert last["power_watts"] == 300
     limits = ("power_limit_watts", "power_limit_min_watts", "power_limit_max_watts")
     assert [last[name] for name in limits] == [700, 200, 700]
-
-
-def test_a_sample_holds_since_the_one_before_it_but_not_over_a_gap() -> None:
-    second = 1_000_000
-    integral, clock = Integral(), ManualClock()
-    samples = busy_samples(integral, monotonic=clock.monotonic)
-    samples.add([(10 * second, 100), (13 * second, 100)])
-    assert integral.total == 0
-    # In any order, and one that was given before.
-    samples.add([(14 * second, 2**32 + 50), (13 * second, 100), (13 * second + 500_000, 100)])
-    assert integral.total == pytest.approx(0.5 + 0.25)
-    # The buffer holds three seconds: what lies further apart was not sampled in a row.
-    clock.advance(5)
-    samples.add([(18 * second, 100), (19 * second, 20)])
-    assert integral.total == pytest.approx(0.75 + 0.2)
-    # A full buffer has overwritten samples: its mean stands for the 41 s before it.
-    clock.advance(44)
-    full = ((60, 2**32 - 1), (61, 50), (62, 100), (63, 2**32 - 1))
-    samples.add([(at * second, raw) for at, raw in full])
-    assert integral.total == pytest.approx(0.95 + 30.75 + 1.5)
-    # The clock was set ahead.
-    clock.advance(4)
-    samples.add([(at * second, 0) for at in (100, 101, 102, 103)])
-    assert integral.total == pytest.approx(0.95 + 30.75 + 1.5)
-
-
-def test_busy_time_goes_on_after_the_clock_was_set_back() -> None:
-    integral, clock = Integral(), ManualClock(wall=10_000.0)
-    samples = busy_samples(integral, clock.wall)
-    before = [(10_000_000_000 - 100_000 * i, 100) for i in range(30)]
-    samples.add(before)
-    clock.set_wall(10_000.0 - 3600)
-    after_us = 6_400_000_000
-    # The driver still has the samples of the time that is to come again.
-    samples.add([*before, (after_us, 100)])
-    assert integral.total == 0
-    samples.add([*before, (after_us + 500_000, 100)])
-    assert integral.total == pytest.approx(0.5)
 
 
 def test_where_there_are_no_samples_utilization_is_integrated(process: Stepper) -> None:

@@ -17,9 +17,7 @@ from warpwatch_devices.processes import (
     ProcessesSource,
     ProcessTree,
     ProcessUsage,
-    io_wait_is_accounted,
     read_process,
-    sees_host_processes,
 )
 from warpwatch_devices.source import SourceContext
 from warpwatch_telemetry.catalogue import CATALOGUE
@@ -124,12 +122,6 @@ def test_it_is_read_in_a_loop_not_in_a_pid_namespace(monkeypatch):
         assert ("PID namespace" in sink.healths[-1].reason) is not sees
 
 
-def test_a_line_of_stat_that_cannot_be_read_is_no_process(tmp_path):
-    (tmp_path / "42").mkdir()
-    (tmp_path / "42/stat").write_text("42 (a) S")
-    assert read_process(42, tmp_path) is None
-
-
 def process(pid: int, cpu_s: float = 0.0, waited_s: float = 0.0, **more: int) -> Process:
     parent, start = more.get("parent", 1), more.get("start", 0)
     return Process(pid, "R", parent, start, cpu_s, waited_s, 1000, io_wait_s=cpu_s / 10)
@@ -145,22 +137,6 @@ def test_what_children_used_counts_once(looks):
         resident_bytes = values["process_resident_memory_bytes", ("1", "p", "children")]
         assert resident_bytes == 1000 * len(seen)
         assert values["process_cpu_seconds_total", ("1", "p", "children")] == seen_s
-
-
-def test_waiting_for_disks_is_absent_where_the_kernel_does_not_account(tmp_path):
-    usage = ProcessUsage()
-    usage.update(process(1, 2.0), [process(2, 5.0)])
-    usage.update(process(1, 2.0), [process(2, 8.0), process(3, 1.0)])
-    names = {name for name, _ in usage.series(("1", "p"), io_wait=False)}
-    assert "process_io_wait_seconds_total" not in names
-    values = usage.series(("1", "p"), io_wait=True)
-    assert values["process_io_wait_seconds_total", ("1", "p", "children")] == 0.9
-    switch = tmp_path / "task_delayacct"
-    assert io_wait_is_accounted(switch)
-    switch.write_text("0\n")
-    assert not io_wait_is_accounted(switch)
-    switch.write_text("1\n")
-    assert io_wait_is_accounted(switch)
 
 
 def test_few_reads_find_a_family(parent, monkeypatch):
@@ -185,13 +161,3 @@ def test_few_reads_find_a_family(parent, monkeypatch):
         assert set(tree.read([stranger.pid])) == {stranger.pid}
         stranger.communicate()
     assert tree.read([stranger.pid]) == {}
-
-
-def test_another_pid_namespace_is_noticed(tmp_path):
-    namespace = tmp_path / "self/ns/pid"
-    namespace.parent.mkdir(parents=True)
-    assert not sees_host_processes(tmp_path)
-    for number, is_hosts in ((4026532201, False), (4026531836, True)):
-        namespace.symlink_to(f"pid:[{number}]")
-        assert sees_host_processes(tmp_path) is is_hosts
-        namespace.unlink()

@@ -21,62 +21,6 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def thread(proc: Path, tid: int, run_s: float, wait_s: float) -> None:
-    write(proc / f"7/task/{tid}/schedstat", f"{run_s * 1e9:.0f} {wait_s * 1e9:.0f} 12\n")
-
-
-def test_the_waits_of_threads_are_summed_and_the_longest_is_the_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The first ones count, with the main thread.
-    monkeypatch.setattr(processor_waits, "MAX_THREADS", 2)
-    queue = processor_waits.RunQueue(7, tmp_path)
-    thread(tmp_path, 9, 1.0, 9.0)
-    thread(tmp_path, 7, 1.0, 5.0)
-    thread(tmp_path, 8, 1.0, 9.0)
-    assert queue.poll(100.0) is None
-    thread(tmp_path, 7, 2.0, 5.8)
-    thread(tmp_path, 8, 2.0, 9.2)
-    wait = queue.poll(102.0)
-    assert (wait.wait_ns, wait.share) == (1_000_000_000, 0.4)
-
-
-def test_a_new_thread_counts_whole_and_one_of_the_same_number_anew(tmp_path: Path) -> None:
-    queue = processor_waits.RunQueue(7, tmp_path)
-    thread(tmp_path, 7, 1.0, 5.0)
-    thread(tmp_path, 8, 3.0, 9.0)
-    queue.poll(100.0)
-    thread(tmp_path, 7, 1.5, 4.0)
-    thread(tmp_path, 8, 0.1, 0.2)
-    thread(tmp_path, 9, 0.5, 0.5)
-    wait = queue.poll(110.0)
-    # Of neither is known for how long it waited.
-    assert wait is not None and (wait.wait_ns, wait.share) == (700_000_000, 0.0)
-    # One that is gone when all are listed is another one if it comes again.
-    (tmp_path / "7/task/8/schedstat").unlink()
-    (tmp_path / "7/task/8").rmdir()
-    queue.poll(120.0)
-    thread(tmp_path, 8, 5.0, 0.7)
-    thread(tmp_path, 9, 0.5, 20.5)
-    wait = queue.poll(130.0)
-    assert (wait.wait_ns, wait.share) == (20_700_000_000, 1.0)
-
-
-def test_idle_threads_are_read_every_ten_seconds_alone(tmp_path: Path) -> None:
-    queue, gone = processor_waits.RunQueue(7, tmp_path), processor_waits.RunQueue(8, tmp_path)
-    # An exited process has no values.
-    assert [gone.poll(100.0), gone.poll(102.0)] == [None, None]
-    for tid in (7, 8):
-        thread(tmp_path, tid, 1.0, 0.0)
-    for at in (100.0, 102.0):
-        queue.poll(at)
-    thread(tmp_path, 8, 1.0, 3.0)
-    wait = queue.poll(104.0)
-    assert wait is not None and wait.wait_ns == 0
-    wait = queue.poll(110.0)
-    assert (wait.wait_ns, wait.share) == (3_000_000_000, 3.0 / 8.0)
-
-
 FUNCTIONS: dict[str, Callable[[Path], object]] = {
     "throttling": lambda top: processor_waits.throttling(7, top / "proc", top),
     "memory_groups": lambda top: ", ".join(

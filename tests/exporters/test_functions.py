@@ -10,7 +10,7 @@ MODULES = {
     "opentelemetry.sdk": "resources",
     "prometheus_client": "core",
     "warpwatch_exporters": "collector config events jsonl otlp prometheus push series webhooks",
-    "warpwatch_runtime": "agent_metrics",
+    "warpwatch_runtime": "agent_metrics http_requests",
     "warpwatch_telemetry": "anomalies captures records samples state",
 }
 

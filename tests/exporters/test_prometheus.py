@@ -64,15 +64,6 @@ def test_promtool_has_nothing_to_say(profile: Profile, series: int) -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
-def test_help_is_escaped_as_each_format_wants_it() -> None:
-    assert prometheus._header("a_total", "counter", 'say "\\"\n', "s", openmetrics=True) == (
-        '# TYPE a counter\n# HELP a say \\"\\\\\\"\\n\n'
-    )
-    assert prometheus._header("a_s", "gauge", '"\\"\n', "s", openmetrics=False) == (
-        '# HELP a_s "\\\\"\\n\n# TYPE a_s gauge\n'
-    )
-
-
 @pytest.mark.parametrize("state", [full_state(), odd_state()])
 def test_inlined_labels_are_on_every_series_of_a_device_with_one_workload(state: State) -> None:
     inlined = render(state, Options(inline_workloads=True)).decode().splitlines()

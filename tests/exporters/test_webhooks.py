@@ -185,12 +185,6 @@ def test_an_answer_that_is_cut_short_is_an_error() -> None:
         Requests().send("GET", url)
 
 
-@pytest.mark.parametrize(("given", "port"), [(None, 80), (9400, 9400)])
-def test_an_ipv6_address_keeps_its_port(given: int | None, port: int) -> None:
-    connection = Requests()._connection("http", "::1", given)
-    assert (connection.host, connection.port) == ("::1", port)
-
-
 def test_nothing_is_loaded_or_counted_where_nothing_is_configured(golden):
     golden("exporters/defaults.json", ExportersConfig().model_dump_json(indent=1).encode())
     metrics = AgentMetrics()

@@ -76,14 +76,6 @@ def test_processes_of_devices_have_owners_and_devices_the_jobs_of_slurm(
         assert said == case["said"]
 
 
-def test_the_number_of_processes_is_bounded() -> None:
-    named = DeviceProcessesOrigin(
-        read=lambda _, name: ProcessOwner(name), host_processes=lambda: True
-    )
-    (many,) = named.read((sample(GPU_0, 0, *range(2000)),), 1.0).attributions
-    assert sorted(many.processes) == [*range(1, 1025)]
-
-
 @given(st.text())
 def test_no_text_makes_it_raise(text):
     assert owner_of(text).container_id == "" or len(owner_of(text).container_id) == 64

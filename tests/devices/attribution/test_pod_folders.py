@@ -9,14 +9,9 @@ import pytest
 
 from tests.cases import cases
 from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_7, node
-from warpwatch_devices.attribution import folders
-from warpwatch_devices.attribution.folders import PodFoldersOrigin, SlurmFolderOrigin, folder_of
+from warpwatch_devices.attribution.folders import PodFoldersOrigin, SlurmFolderOrigin
 from warpwatch_devices.source import OriginError
 from warpwatch_telemetry.samples import Pod
-
-TRAINING = "0b9f7a52-6f0c-4c35-9e0a-1d2c3b4a5f60"
-STATIC = "8fae0c9d3d1f4a5b6c7d8e9f0a1b2c3d"
-
 
 CASES = cases(__file__)
 
@@ -41,31 +36,6 @@ def test_the_name_of_a_folder_says_namespace_and_name_of_the_pod(
     else:
         with pytest.raises(OriginError, match=case["said"]):
             read(tmp_path)
-
-
-def test_a_folder_too_large_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OriginError, match="No such file"):
-        read(tmp_path / "none")
-    monkeypatch.setattr(folders, "MAX_PODS", 1)
-    (tmp_path / f"team_train_{TRAINING}").mkdir()
-    assert set(read(tmp_path)) == {TRAINING}
-    (tmp_path / f"kube-system_etcd-node_{STATIC}").mkdir()
-    with pytest.raises(OriginError, match="more than 1"):
-        read(tmp_path)
-
-
-def test_which_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "DEFAULT_FOLDER", tmp_path / "pods")
-    assert folder_of("auto") is None
-    (tmp_path / "pods").touch()
-    assert folder_of("auto") is None
-    (tmp_path / "pods").unlink()
-    (tmp_path / "pods").mkdir()
-    assert folder_of("auto") is None
-    (tmp_path / "pods" / f"team_train_{TRAINING}").mkdir()
-    assert folder_of("auto") == tmp_path / "pods"
-    assert folder_of("off") is None
-    assert folder_of("/elsewhere") == Path("/elsewhere")
 
 
 UUIDS = {"{0}": GPU_0, "{1}": GPU_1, "{7}": MIG_7}

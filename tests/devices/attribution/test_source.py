@@ -10,7 +10,7 @@ from tests.devices.attribution.gpus import GPU_0, node
 from tests.devices.hand_loops import HandLoops
 from tests.devices.recording import RecordingSink
 from tests.manual_clock import ManualClock
-from warpwatch_devices.attribution.source import AttributionSource, OriginPoller, origins_of
+from warpwatch_devices.attribution.source import AttributionSource, OriginPoller
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.source import OriginAnswer, OriginError, SourceContext
 from warpwatch_telemetry.samples import Attribution, DeviceSample, SlurmJob
@@ -51,20 +51,6 @@ class Asked:
     @property
     def errors(self) -> float:
         return self.sink.counts["attribution_errors_total", "kubelet"]
-
-
-def test_the_configuration_says_who_is_asked(tmp_path: Path) -> None:
-    def names(kubelet_socket: str = "auto", slurm: str = "auto") -> list[str]:
-        config = AttributionConfig(kubelet_socket=kubelet_socket, slurm=slurm)
-        return [origin.name for origin in origins_of(config)]
-
-    assert names() == ["cgroup", "kubelet"]
-    assert names(kubelet_socket="off") == ["cgroup"]
-    assert names(kubelet_socket=str(tmp_path), slurm="off") == ["cgroup", "kubelet"]
-    assert names(slurm=str(tmp_path)) == ["cgroup", "kubelet", "slurm"]
-    for slurm, is_read in (("auto", True), ("off", False), (str(tmp_path), False)):
-        (processes, *_) = origins_of(AttributionConfig(slurm=slurm))
-        assert vars(processes)["_slurm"] is is_read
 
 
 def test_a_failed_origins_last_word_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
