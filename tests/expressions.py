@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from tests.conftest import Cases
 from warpwatch_capturing.alerts import Settled
+from warpwatch_diagnosis.trace.files import TraceError
 from warpwatch_runtime.http_requests import RequestError
 from warpwatch_serving.answers import HttpError
 from warpwatch_telemetry.errors import WarpwatchError
@@ -74,5 +75,5 @@ def tried(work: Callable[[], object]) -> object:
         return f"{settled.outcome}: {settled}"
     except HttpError as error:
         return f"{error.status} {error.reason}: {error.detail} {error.headers}"
-    except (OSError, ValueError, RequestError, WarpwatchError) as error:
+    except (OSError, ValueError, RequestError, TraceError, WarpwatchError) as error:
         return f"{getattr(error, 'reason', type(error).__name__)}: {error}"

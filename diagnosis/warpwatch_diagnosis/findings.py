@@ -145,7 +145,7 @@ def _against_baseline(finding: Finding, usual_shares: list[float]) -> Finding:
     before = "it was so before: " if rise < MIN_RISE else ""
     return replace(
         finding,
-        recoverable_s=finding.recoverable_s * min(1.0, max(0.0, rise / finding.share)),
+        recoverable_s=finding.recoverable_s * max(0.0, rise / finding.share),
         confidence="low" if before else finding.confidence,
         evidence=(*finding.evidence, f"{before}the baseline has {percent(usual)}"),
     )
@@ -226,7 +226,7 @@ def waits_for_missing(enough: Capture, missing: Mapping[int, str]) -> list[str]:
     ):
         return []
     absent = _missing_ranks(enough, missing)
-    if absent is None or _wait_share(worst) <= _wait_limit(worst):
+    if absent is None:
         return []
     return [
         f"without {absent} the reason cannot be determined: {worst.label} waits "

@@ -24,10 +24,7 @@ from tests.diagnosis.captures import (
     written,
 )
 from tests.diagnosis.traces import LATEST_US, RANKS, STEP_US, TraceFile, cpu_rank, rank_trace
-from warpwatch_diagnosis.__main__ import main
-from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.findings import RequestingAnomaly
-from warpwatch_diagnosis.trace.files import TraceError
 
 WORLD = 8
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -403,30 +400,3 @@ def test_a_capture_has_its_verdict_and_all_that_is_said_of_it(tmp_path, name, go
     del document["traces"]
     golden_case(json.dumps(document, indent=1))
     assert found.verdict == verdict
-
-
-def test_each_file_is_announced_before_it_is_read(tmp_path):
-    seen: list[tuple[int, int, str]] = []
-    before = written(tmp_path, cpu_rank(0), name="b")
-    known = {"baseline": before, "reading": lambda *file: seen.append(file)}
-    diagnosed(tmp_path, cpu_rank(0), cpu_rank(1), **known)
-    assert seen == [(0, 3, "rank0.json"), (1, 3, "rank1.json"), (2, 3, "b0.json"), (3, 3, "")]
-
-
-def test_a_rank_twice_is_no_capture(tmp_path, capsys):
-    paths = written(tmp_path, cpu_rank(0), cpu_rank(0), name="r")
-    assert main([str(path) for path in paths]) == 2
-    said = capsys.readouterr().err
-    assert "these are not ranks of one capture: rank 0 is there 2 times (r0.json, r1.json)" in said
-    path = stepped(operator(0, 3000)).write(tmp_path / "one.json")
-    with pytest.raises(TraceError, match=r"one\.json is there 2 times"):
-        diagnose([path, path])
-
-
-def test_ranks_of_different_jobs_are_no_capture(tmp_path):
-    with pytest.raises(TraceError, match=r"their world sizes differ \(2, 4\)"):
-        diagnosed(tmp_path, cpu_rank(0), cpu_rank(1, world=4))
-    one, other = cpu_rank(0), cpu_rank(1)
-    one.head["warpwatch"], other.head["warpwatch"] = {"job": "a"}, {"job": "b"}
-    with pytest.raises(TraceError, match=r"their jobs differ \(a, b\)"):
-        diagnosed(tmp_path, one, other)

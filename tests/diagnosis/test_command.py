@@ -39,28 +39,6 @@ def test_a_problem_exits_1_and_each_form_has_it(command, tmp_path):
     assert "<h1>Waiting for data</h1>" in page.read_text()
 
 
-def test_unusable_input_exits_2_with_one_line(command):
-    status, lines, error = command(options=("/absent\n.json",))
-    assert (status, lines, error.count("\n")) == (2, [], 1)
-    assert "absent .json: No such file" in error
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("no/r.html", "No such file"),
-        *((f"./{n}.json", "is a trace to read") for n in ("rank0", "b")),
-    ],
-)
-def test_a_file_that_cannot_be_written_or_is_read_exits_2(command, tmp_path, name, said):
-    trace, before = (cpu_rank(0).write(tmp_path / f"{n}.json") for n in ("rank0", "b"))
-    content = trace.read_bytes()
-    options = ("--baseline", str(before), "--html", f"{tmp_path}/{name}")
-    status, _, error = command(cpu_rank(0), options=options)
-    assert (status, f"{Path(name).name}: {said}" in error) == (2, True)
-    assert trace.read_bytes() == before.read_bytes() == content
-
-
 def started(
     *arguments: object, stdout: int = subprocess.PIPE, **options: Any
 ) -> subprocess.CompletedProcess[str]:

@@ -147,8 +147,9 @@ class GapSplitter:
         self._take_waits(until)
         if until == high:
             # The end of the window may cut a wait for nothing.
-            for begin, _, _ in self.waits[self._next_wait : self._next_wait + 1]:
-                self.owed_us = max(self.owed_us, high - max(low, begin))
+            for begin, _, cause in self.waits[self._next_wait : self._next_wait + 1]:
+                cut = high - max(low, begin), cause
+                self.owed_us, self.owed_cause = max((self.owed_us, self.owed_cause), cut)
         owed_us = max(0.0, self.owed_us - sum(end - begin for begin, end, _ in parts))
         self.owed_us = max(0.0, self.owed_us - (high - low))
         for begin, end in rest:

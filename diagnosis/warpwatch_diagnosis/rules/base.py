@@ -165,7 +165,7 @@ class RankRule(DiagnosisRule):
     def find(self, capture: Capture, alignment: Alignment | None) -> list[Finding]:
         found = []
         for measures in capture:
-            lost = [] if self.needs_gpu and measures.gpu is None else self.lost(measures)
+            lost = self.lost(measures)
             if lost and self.applies(measures, lost, several=len(capture) > 1):
                 found.append(self.finding_of(measures, lost))
         return found
