@@ -117,7 +117,6 @@ class FleetJob:
         if before is not None and before.is_live and before.node != node:
             return False
         self.nodes[node] = seen.job_id
-        self.ended_at = None
         if before is not None and before.node == node and _is_same(before.seen, seen):
             return True
         if before is None or before.node != node:
@@ -148,7 +147,7 @@ class FleetJob:
         return True
 
     def feed(self, node: str, record: Step | Serve | RankEvent | End) -> None:
-        for one in self._of_ranks(node, record):
+        for one in self._of_ranks(record):
             member = self.members.get(one.rank if one.rank is not None else -1)
             if member is None or member.node != node:
                 continue
@@ -162,13 +161,12 @@ class FleetJob:
                 self.waiting.add(self._as_ours(one))
 
     def _of_ranks(
-        self, node: str, record: Step | Serve | RankEvent | End
+        self, record: Step | Serve | RankEvent | End
     ) -> Iterable[Step | Serve | RankEvent | End]:
         """Return the record, or one per rank for the job's end on a node."""
         if not isinstance(record, End) or record.rank is not None:
             return (record,)
-        mine = [rank for rank, member in self.members.items() if member.node == node]
-        return [msgspec.structs.replace(record, rank=rank) for rank in mine]
+        return [msgspec.structs.replace(record, rank=rank) for rank in self.members]
 
     def _as_ours(self, record: JobRecord) -> Record:
         if record.job_id == self.id:

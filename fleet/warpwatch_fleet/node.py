@@ -359,11 +359,7 @@ class Node:
         if not _is_time(reading.time) or (before is None and len(self.samples) >= MAX_DEVICES):
             self.refused["bad_device"] += 1
             return
-        shown = [
-            (key, value)
-            for key, value in reading.metrics.items()
-            if key[0] in _OF_DEVICE and math.isfinite(value)
-        ]
+        shown = [(key, value) for key, value in reading.metrics.items() if key[0] in _OF_DEVICE]
         # An agent of the version before reports no index.
         index = len(self.samples) if reading.index is None else reading.index
         device = before.device if before else Device(name, index, "")

@@ -22,15 +22,13 @@ from warpwatch_fleet.captures.requests import Schedule
 from warpwatch_fleet.config import FleetFile, ScheduleConfig
 from warpwatch_fleet.jobs import ident_of
 from warpwatch_fleet.memory import JobStateStore
-from warpwatch_fleet.merging import RecordMerger
 from warpwatch_fleet.source import HttpSource
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.bus_messages import partition_of
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent, Serve
-from warpwatch_telemetry.stream import AnomalyLine, CursorLine, encode_stream_line
+from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
 STEP_S = 0.5
 
@@ -109,30 +107,6 @@ def become_slow(cluster: TestCluster, **how: Any) -> None:
 def found_by_agent(kind: str, **about: Any) -> Anomaly:
     known: dict[str, Any] = {"time": NOW, "severity": "warning", "summary": "!", "id": "1"}
     return Anomaly(kind=kind, **known | about)
-
-
-def test_a_fleet_knows_what_runs_once_every_agent_was_heard_or_cannot_be(two):
-    first, second = two.cluster.nodes.values()
-    assert not two.cluster.is_heard()
-    first.up, first.reason = True, ""
-    assert not two.cluster.is_heard()
-    second.reason = "it does not answer"
-    assert two.cluster.is_heard()
-    assert not TestCluster().cluster.is_heard()
-
-
-OTHERS = ({"master": "gpu-7:1"}, {"world": 8}, {"rank": 0}, {"owner": "ns/x"}, {"time": NOW + 601})
-
-
-@pytest.mark.parametrize("other", OTHERS)
-def test_runs_without_an_id_that_differ_stay_apart(other):
-    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
-    first, second = cluster.nodes
-    first.say(seen(0, run="a", master="gpu-1:29500"))
-    cluster.now = NOW + 1000
-    second.say(seen(**{"rank": 2, "run": "b", "master": "gpu-1:29500"} | other))
-    cluster.hear()
-    assert len(cluster.cluster.jobs) == 2
 
 
 def test_what_an_anomaly_of_the_fleet_does_and_what_speaks_for_it_name_nodes(two):
@@ -250,16 +224,6 @@ def test_agents_hear_every_20_s_that_the_fleet_judges_and_at_once_what_it_raises
     raised = [(node.address, {"straggler": found.id}) for node in two.nodes]
     two.cluster.leases_due(two.now, ())
     assert (due(), due({job})) == ([], raised)
-
-
-def test_a_job_of_one_node_is_its_agents_to_judge():
-    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
-    cluster.nodes[0].say(*(seen(rank) for rank in range(4)))
-    cluster.hear()
-    assert not cluster.job().is_evaluated
-    number = partition_of(cluster.job().id)
-    jobs = [len(cluster.cluster.jobs_of(one)) for one in (number, number ^ 1)]
-    assert jobs == [1, 0]
 
 
 def test_ranks_that_died_before_the_fleet_started_lived_on_in_no_crash():
@@ -385,23 +349,6 @@ def test_a_name_belongs_to_the_first_agent_that_has_it_until_it_is_away():
     one.refused["a"] = other.refused["b"] = 2
     cluster.set_targets({"gpu-9:9400": Target("gpu-9:9400", {"owner": "ns/x"})})
     assert (cluster.count_refused(), cluster.node_names.has("gpu-1")) == ({"a": 2, "b": 2}, False)
-
-
-@pytest.mark.parametrize("name", ["a\nb", "victim?x=", "../nodes", "-x", "", "n" * 254])
-def test_a_name_that_no_node_can_have_is_refused(name):
-    cluster = TestCluster(TestNode(name, address="gpu-9:9400"))
-    with pytest.raises(AgentError, match="is not a node's name"):
-        cluster.hear()
-
-
-def test_records_of_several_nodes_come_in_order_and_late_ones_as_of_now():
-    merger = RecordMerger()
-    for time in (3.0, 1.0, 2.0, 5.0):
-        merger.add(step(0, int(time), time))
-    assert [one.time for one in merger.until(3.0)] == [1.0, 2.0, 3.0]
-    merger.add(step(0, 2, 2.5))
-    merger.add(step(1, 2, 2.7))
-    assert list(merger.until(5.0)) == [step(0, 2, 3.0), step(1, 2, 3.0), step(0, 5, 5.0)]
 
 
 @pytest.mark.parametrize("forget", [False, True])
@@ -578,24 +525,6 @@ def test_a_fleet_without_its_state_opens_anew_what_an_agent_continues_of_it(two)
     assert two.raised() == ["straggler"]
 
 
-def test_what_a_job_does_while_a_node_is_away_is_not_kept_for_ever(two, monkeypatch):
-    monkeypatch.setattr("warpwatch_fleet.merging.MAX_WAITING_OF_RANK", 50)
-    monkeypatch.setattr("warpwatch_fleet.cluster.MAX_WAITING", 150)
-    train(two, 300)
-    two.cluster.nodes[two.nodes[1].address].up = False
-    noted = []
-    for number in range(301, 501):
-        two.now += STEP_S
-        two.nodes[0].say(step(0, number, two.now), step(1, number, two.now))
-        two.hear(two.nodes[0])
-        noted.append(len(two.job().waiting))
-    assert 100 < max(noted) <= 150 + 2
-    monkeypatch.setattr("warpwatch_fleet.merging.MAX_WAITING_OF_RANK", 5000)
-    two.steps = 500
-    train(two, 20)
-    assert two.raised() == []
-
-
 @pytest.mark.parametrize(("device", "evidence"), [("GPU-3", 1), ("GPU-2", 0)])
 def test_what_an_agent_found_of_its_gpu_is_evidence_of_a_straggler(two, device, evidence):
     two.nodes[1].say(seen(2, device="GPU-2"), seen(3, device="GPU-3"))
@@ -654,18 +583,6 @@ def test_the_health_of_an_agent_says_the_worst_of_what_is_wrong(golden_case):
     golden_case("".join(lines))
 
 
-def test_an_owner_with_many_jobs_gives_way_to_one_with_few(monkeypatch):
-    monkeypatch.setattr("warpwatch_fleet.cluster.MAX_JOBS", 4)
-    cluster = TestCluster(TestNode("gpu-1"))
-    flood = [seen(0, 1, job=f"flood-{n}", owner="ns/flood") for n in range(6)]
-    honest = [seen(0, 1, job=f"honest-{n}", owner="ns/honest") for n in range(3)]
-    cluster.nodes[0].say(*flood, *honest)
-    cluster.hear()
-    assert Counter(job.owner for job in cluster.cluster.jobs) == {"ns/flood": 2, "ns/honest": 2}
-    assert cluster.cluster.count_refused() == {"too_many_jobs": 5}
-    assert cluster.cluster.jobs.keys() >= {seen(0, job="flood-0", owner="ns/flood").job_id}
-
-
 def test_an_anomaly_that_a_restarted_agent_does_not_report_again_has_ended():
     cluster = TestCluster(TestNode("gpu-1", ahead_s=100.0))
     (node,) = cluster.nodes
@@ -680,38 +597,3 @@ def test_an_anomaly_that_a_restarted_agent_does_not_report_again_has_ended():
         cluster.hear()
         ends.append([one.end_time for one in cluster.anomalies()])
     assert ends == [[None, None], [None, None], [NOW + 30, None], [NOW + 30, None]]
-
-
-def test_an_agent_of_a_tenant_speaks_for_its_owner_alone():
-    cluster = TestCluster(TestNode("gpu-1"), owner="ns/other")
-    cluster.nodes[0].say(seen(0), seen(1, owner="ns/other"))
-    foreign = found_by_agent("hang", job="llama", owner=OWNER)
-    cluster.nodes[0].stream.put_anomaly(foreign)
-    cluster.nodes[0].stream.put_anomaly(replace(foreign, id="2", owner="ns/other"))
-    cluster.hear()
-    assert cluster.job().id.owner == "ns/other"
-    assert [one.id for one in cluster.anomalies()] == ["2@gpu-1:9400"]
-    assert cluster.cluster.count_refused() == {"other_owner": 1, "bad_anomaly": 1}
-
-
-def test_a_tenants_agent_takes_no_name_of_a_node():
-    cluster = TestCluster(TestNode("gpu-1", address="10.0.0.7:9400"), owner=OWNER)
-    cluster.hear()
-    assert cluster.cluster.names() == {"10.0.0.7:9400": "10.0.0.7:9400"}
-    assert not cluster.cluster.node_names.has("gpu-1")
-
-
-def test_what_an_agent_makes_up_grows_nothing_without_end(monkeypatch):
-    for what in ("RANKS", "DEVICES", "ANOMALIES"):
-        monkeypatch.setattr(f"warpwatch_fleet.node.MAX_{what}", 10)
-    cluster = TestCluster(TestNode("gpu-1"))
-    cluster.hear()
-    node = cluster.cluster.nodes["gpu-1:9400"]
-    for number in (*range(100), 0):  # the first is known when it comes again
-        said = seen(0, job=f"job-{number}"), step(0, number, NOW, run=f"run-{number}")
-        lines = [encode_line(one) for one in (*said, DeviceReading(NOW, f"GPU-{number}", {}))]
-        lines.append(encode_stream_line(AnomalyLine(found_by_agent("oom", id=str(number)))))
-        cluster.cluster.feed("gpu-1:9400", filter(None, lines), NOW)
-    kept = node._ranks, node.samples, cluster.cluster.jobs, cluster.anomalies()
-    assert [len(one) for one in kept] == [10] * 4
-    assert node.refused == {"too_many_ranks": 90, "bad_device": 90}

@@ -1,14 +1,11 @@
 """Runs over nodes, of the summaries that each agent keeps of its own ranks."""
 
-import itertools
-
 import msgspec
 
 from tests.cases import cases
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, run, seen
 from tests.golden_lines import line
-from tests.manual_clock import ManualClock
-from warpwatch_fleet.runs import RunPart, Runs, merged
+from warpwatch_fleet.runs import RunPart, merged
 from warpwatch_telemetry.jobs import JobId, RunSummary
 
 
@@ -58,12 +55,3 @@ def test_runs_without_an_id_are_joined_as_their_ranks_are():
     assert [(one.run, one.ranks) for one in shown(cluster)] == [("start-0", (0, 1))]
     leases = cluster.cluster.leases_due(cluster.now, ())
     assert [known.run for _, known, _ in leases] == ["start-0", "start-1"]
-
-
-def test_runs_are_merged_anew_every_five_seconds():
-    clock, read = ManualClock(), itertools.count(1)
-    runs = Runs(lambda: ((), {JobId("", str(next(read)), ""): {}}), clock.monotonic)
-    for after_s in (0.0, 5.0, 0.1, 4.9):
-        clock.advance(after_s)
-        assert runs.all() == []
-    assert next(read) == 3

@@ -200,18 +200,3 @@ def test_one_of_which_nothing_is_known_any_more_ends(asked: Asked) -> None:
     status = asked.status()
     assert (status["outcome"], status["detail"][:15]) == ("failed", "no longer known")
     assert asked.taken() == [0, 0]
-
-
-def test_an_object_of_another_form_keeps_no_other_from_being_answered(stand_in, tmp_path, stack):
-    asked = Asked(stand_in, tmp_path, stack)
-    asked.apply("odd")
-    stand_in.ask("PATCH", f"{CAPTURES}/odd", {"spec": None})
-
-    async def work(own: CaptureObjects) -> None:
-        asked.apply(job="other")
-        while "outcome" not in asked.status():
-            await own.advance()
-            await asyncio.sleep(POLL_S)
-
-    asked.run(work)
-    assert (asked.status("odd"), asked.status()["outcome"]) == ({}, "refused_no_rank")

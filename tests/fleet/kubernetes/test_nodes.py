@@ -242,29 +242,3 @@ def test_a_taint_that_a_person_took_away_or_put_there_is_left_alone(told: Told) 
     put_taint(told, OTHER)
     told.rounds(2)
     assert told.taints() == [OTHER]
-
-
-def test_a_node_that_the_cluster_does_not_have_is_asked_for_again_much_later(stand_in):
-    told = Told(stand_in, **TAINTS)
-    stand_in.ask("DELETE", "/api/v1/nodes/gpu-2")
-    told.find(fault(), node=1)
-
-    def later() -> None:
-        told.cluster.now += 300
-        told.cluster.hear()
-
-    told.rounds(3, later)
-    assert told.condition()["status"] == "True"
-    assert stand_in.asked.count("GET /api/v1/nodes/gpu-2") == 1
-    told.rounds(4, later)
-    assert stand_in.asked.count("GET /api/v1/nodes/gpu-2") == 3
-
-
-def test_a_node_that_another_has_changed_is_tainted_in_the_next_round(stand_in: StandIn) -> None:
-    told = Told(stand_in, **TAINTS)
-    told.find(fault())
-    stand_in.conflicts = 1
-    with pytest.raises(KubernetesError, match="409: the object"):
-        told.rounds()
-    told.rounds()
-    assert told.taints() == [OWN]
