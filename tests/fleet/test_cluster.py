@@ -265,6 +265,7 @@ def test_the_end_on_each_node_is_the_end_of_the_job_which_is_kept_ten_minutes(tw
     two.now += 1
     two.hear()
     assert (two.raised(), two.cluster.jobs, two.cluster.forgotten) == ([], {}, [ended.id])
+    assert not any(node._ranks for node in two.cluster.nodes.values())
 
 
 def test_steps_whose_records_the_agent_could_not_read_are_counted(two):

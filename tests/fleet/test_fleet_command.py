@@ -85,6 +85,7 @@ def check_answers(http: httpx.Client) -> None:
     metrics = http.get("/metrics").text
     assert 'warpwatch_fleet_agents{state="up"} 1.0' in metrics
     assert 'warpwatch_fleet_partition_judged{partition="0"} 1.0' in metrics
+    assert 'warpwatch_loop_failures_total{loop="triggers"} 0.0' in metrics
     assert f'warpwatch_fleet_agent_lag_seconds{{node="{NODE}"}}' in metrics
     (answer,) = http.post(
         "/api/v1/alertmanager", json=notification(alert(training_job="train", capture="torch"))

@@ -103,7 +103,10 @@ def test_an_agent_that_was_found_by_a_name_is_verified_for_it(serve, tmp_path):
     async def follow(links: HttpLinks) -> None:
         (folder / "ca.crt").write_bytes((folder / "tls.crt").read_bytes())
         await links.renew()
-        await links.link(Target(address, server_name=name)).follow(None, stop)
+        link = links.link(Target(address, server_name=name))
+        with pytest.raises(AgentError, match="401 for a"):
+            await asyncio.to_thread(lambda: list(link.download("a")))
+        await link.follow(None, stop)
 
     # Its authority is renewed while the fleet runs.
     make_certificate(folder, "ca")

@@ -21,7 +21,7 @@ from warpwatch_telemetry.errors import Refused
 MODULES = {
     "": "asyncio contextlib httpx itertools json",
     "warpwatch_fleet": "agent_link cluster config fleet jobs merging node runs source targets",
-    "warpwatch_fleet.bus": "partition sharing streams",
+    "warpwatch_fleet.bus": "partition sharing streams worker",
     "warpwatch_fleet.captures": "remote_agents requests",
     "warpwatch_fleet.kubernetes": "api captures conditions events injection tasks",
     "warpwatch_telemetry": "bus_messages records samples state",

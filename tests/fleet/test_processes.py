@@ -15,6 +15,7 @@ import pytest
 
 from tests.fleet.nodes import NOW, OWNER, TestNode, run, seen
 from warpwatch._version import __version__
+from warpwatch_capturing.config import TriggersConfig
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_fleet.agent_link import AgentError, AgentLink
 from warpwatch_fleet.bus.fleet import WorkerFleet
@@ -114,11 +115,18 @@ def test_what_is_opened_is_counted_captured_and_told(tmp_path, stack, monkeypatc
     (decision,) = fleet.overview().decisions
     assert (decision.anomaly_id, decision.outcome) == ("a1", "failed")
     loops: dict[str, Mock] = {}
-    every = lambda name, interval_s, step: loops.setdefault(name, Mock(s=interval_s))  # noqa: E731
+
+    def every(name: str, interval_s: float, step: Any) -> Mock:
+        return loops.setdefault(name, Mock(of=(interval_s, step.__name__)))
+
     monkeypatch.setattr(fleet._supervisor, "every", every)
     fleet._start_loops()
-    intervals_s = {"captures": 5, "stacks": 5, "retention": 60, "triggers": 0.5, "schedules": 30}
-    assert {name: loop.s for name, loop in loops.items()} == intervals_s
+    assert {name: loop.of for name, loop in loops.items()} == {
+        "captures": (5, "finish"), "stacks": (5, "finish_urgent"), "retention": (60, "retain"),
+        "triggers": (0.5, "_advance_triggers"), "schedules": (30, "_advance_schedules"),
+    }  # fmt: skip
+    assert [job.id for job in fleet._schedules._rule.jobs(NOW)] == [found.job_id]
+    assert fleet._alerts._recipes() == TriggersConfig().recipes
     fleet._wake()
     fleet._stop()
     assert [name for name, loop in loops.items() if loop.stop.called] == ["schedules"]

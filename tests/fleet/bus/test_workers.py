@@ -487,6 +487,9 @@ def test_an_alert_is_of_a_rank_and_of_a_capture_that_another_worker_has(tmp_path
     with pytest.raises(Refused, match="a job of each of ns/a, ns/b; name the owner"):
         fleet.request_capture(CaptureRequest("llama", "torch", "manual"))
     wanted = CaptureRequest("llama", "torch", "straggler", anomaly_id="6553f100-1")
+    assert not fleet.captures.is_mine(JOB)
+    fleet._worker._held[said.partition_of(JOB)] = cast(Any, None)
+    assert fleet.captures.is_mine(JOB)
     # Another worker that goes on with the anomaly names its capture the same.
     assert fleet.captures._name_of(wanted) == "20231114T221320-a2e8e1"
     me, value = psutil.Process(), fleet.metrics.registry.get_sample_value
@@ -506,10 +509,9 @@ def test_a_fault_of_a_device_is_shown_once_though_two_streams_of_its_agent_have_
     for partition in (None, 5):
         cluster.add_node(target := target_of(NODE, partition))
         cluster.feed(target.address, lines, NOW)
-    assert len(list(cluster.anomalies())) == 1
-    cluster.add_node(target_of(said.Publisher("gpu-7", "ns/own"), None))
-    has = cluster.node_names.has("gpu-1"), cluster.node_names.has("gpu-7")
-    assert (*has, "ns/own:gpu-7" in cluster.nodes) == (True, False, True)
+    node.stream.put_anomaly(Anomaly(NOW, "warning", "!", job="llama", id="2", kind="oom"))
+    cluster.feed(target.address, node.lines(NOW), NOW)
+    assert [one.id for one in cluster.anomalies()] == ["1@gpu-1", "2@gpu-1"]
 
 
 @on_the_bus
