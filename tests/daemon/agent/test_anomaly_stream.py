@@ -83,7 +83,7 @@ def test_an_anomaly_is_counted_once_and_known_to_the_next_daemon_before_its_firs
     assert [change.anomaly for change in node.pipeline._changes] == [crash]
     assert b'"anomaly"' in node.pipeline._stream.live()[-1][1]
     node.pipeline.step()
-    assert node.reported("crash") == [crash]
+    assert (node.reported("crash"), node.pipeline._changes) == ([crash], [])
     assert counted(node.hub, "anomalies_total", "crash", "warning") is None
 
 
@@ -95,6 +95,9 @@ def test_a_disk_that_hangs_does_not_keep_the_daemon_from_its_end(node, monkeypat
     node.pipeline.close()
     assert waited == []
     answers.set()
+    # Nor does a round that hangs.
+    with node.pipeline._owner:
+        node.pipeline.close()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,8 @@ def test_a_stage_or_detector_that_fails_costs_no_other_one_and_no_other_record(
 
 
 def test_the_log_says_after_five_seconds_of_silence_that_time_has_passed(node):
-    node.rings[0].step()
+    for ring in node.rings * 2:
+        ring.step()
     node.pipeline.step()
     for later_s in (4.9, 0.2, 4.8):
         node.clock.advance(later_s)
@@ -138,6 +142,9 @@ def test_the_log_says_after_five_seconds_of_silence_that_time_has_passed(node):
     node.log.write()
     lines = node.store.path.with_name("log").read_text().splitlines()
     types = [json.loads(line)["type"] for line in lines]
+    # Those of the same time go by number.
+    numbers = [one["step"] for one in map(json.loads, lines) if one["type"] == "step"]
+    assert numbers == sorted(numbers) and len(numbers) >= 4
     assert "step" in types and types.count("clock") == 1
     assert types[-1] == "clock"
     assert counted(node.hub, "jsonl_records_total") == len(types)
@@ -154,6 +161,7 @@ def test_two_hours_of_silence_are_a_hang_unless_nothing_was_read_meanwhile(node,
     elif what == "the agent was stopped":
         node.clock.advance(7200.0)
     else:
+        node.clock.set_wall(node.clock.wall() - 60.0)
         for _ in range(1440):
             node.clock.advance(5.0)
             node.pipeline.step()
@@ -165,7 +173,7 @@ def test_two_hours_of_silence_are_a_hang_unless_nothing_was_read_meanwhile(node,
     node.pipeline.step()
     assert [one.kind for one in node.reported("hang")] == ["hang"] * (what == "silence")
     leap = "the clock was set, or the machine or this agent stood still: 7200 s were skipped"
-    assert (leap in caplog.text) is (what != "silence")
+    assert (leap in caplog.text) is ("skipped" in caplog.text) is (what != "silence")
 
 
 def test_records_wait_in_memory_only_as_long_as_there_is_a_bound(node):
@@ -178,10 +186,12 @@ def test_records_wait_in_memory_only_as_long_as_there_is_a_bound(node):
 
 def test_a_full_disk_is_logged_again_after_it_had_room(node, monkeypatch, caplog):
     full, works = OSError(28, "No space left on device"), node.log._writer.write
-    for number, disk_is_full in enumerate([True, True, False, True]):
+    for number, disk_is_full in enumerate([True, None, True, False, True]):
         refuse = Mock(side_effect=full) if disk_is_full else works
         monkeypatch.setattr(node.log._writer, "write", refuse)
-        node.log.put([Clock(float(number))], float(number))
+        # Nothing that is written without a failure does not tell.
+        if disk_is_full is not None:
+            node.log.put([Clock(float(number))], float(number))
         node.log.write()
     line = "cannot write the telemetry log: No space left on device"
     assert caplog.messages == [line, line]
@@ -196,6 +206,8 @@ def test_what_is_resolved_is_over_for_everybody(node, caplog):
     node.clock.advance(5)
     assert node.pipeline.resolve(anomaly.id, "uid 0").end_time == node.clock.wall()
     node.pipeline.step()
+    assert not any(b'"anomaly"' in line for _, line in node.pipeline._stream.live())
+    assert node.pipeline._resolved == []
     (closed,) = node.reported("device_needs_service")
     assert (closed.id, closed.end_time) == (anomaly.id, node.clock.wall())
     assert caplog.messages[-1] == (
@@ -205,3 +217,37 @@ def test_what_is_resolved_is_over_for_everybody(node, caplog):
     for severity, level in (("info", "INFO"), ("critical", "WARNING")):
         node.pipeline._report(replace(closed, severity=severity))
         assert caplog.records[-1].levelname == level
+
+
+def test_a_rendezvous_that_cannot_be_read_is_a_source_that_is_down(node, monkeypatch, caplog):
+    error, found, works = OSError(5, "I/O error", "/run"), list[object](), node.source.poll
+    node.hub.readings_dropped = 7
+    for is_down in (True, True, False, True):
+        poll = Mock(side_effect=error) if is_down else works
+        monkeypatch.setattr(node.source, "poll", poll)
+        node.pipeline.step()
+        found += [(one.up, one.reason, one.errors) for one in node.hub.health()]
+    reason = "I/O error: /run"
+    assert found == [(False, reason, 1), (False, reason, 2), (True, "", 2), (False, reason, 3)]
+    assert [one[:27] for one in caplog.messages] == ["cannot read the rendezvous:"] * 2
+    monkeypatch.setattr(node.source, "poll", Mock(side_effect=ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError):
+        node.pipeline.step()
+    assert counted(node.hub, "detection_refused_total", "readings") == 7
+
+
+def test_captures_are_asked_for_what_is_this_nodes_to_judge(node, monkeypatch):
+    asked = list[object]()
+
+    def advance(self, now, changes, active):
+        asked.append([len(list(changes)), len(list(active))])
+
+    monkeypatch.setattr(Triggers, "advance", advance)
+    node.pipeline.step()
+    job = node.hub.ranks()[0].job_id
+    node.pipeline.leases.acquire(job, "fleet", 60.0)
+    node.raise_exception()
+    for later_s in (0.0, 61.0, 0.0):
+        node.clock.advance(later_s)
+        node.pipeline.step()
+    assert asked == [[0, 0], [0, 0], [1, 1], [0, 1]]

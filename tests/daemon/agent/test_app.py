@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.state.counted import counted
 from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
 from warpwatch_daemon.config import Config
@@ -100,25 +101,31 @@ def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
     daemon._waking("positions")()
     daemon._hurry(busy=True)
     daemon._start()
-    daemon._waking("positions")()
-    loops["positions"].wake.assert_called_once()
+    daemon._positions._wake()
+    daemon.archive._wake()
+    assert [loops[name].wake.call_count for name in ("positions", "archive")] == [1, 1]
     for busy, interval_s in ((True, 0.02), (True, 0.02), (False, 0.2)):
         daemon._hurry(busy)
         assert loops["pipeline"].interval_s == interval_s
         loops["pipeline"].wake.assert_called_once()
     golden_case("".join(lines))
+    daemon._positions._fail()
+    daemon.archive._fail("queue")
+    assert counted(daemon.hub, "rendezvous_rejected_total", "not_saved") == 1
+    assert counted(daemon.hub, "anomaly_store_errors_total", "queue") == 1
     # On an empty node, each of the daemon's own does nothing, and does not fail.
+    (tmp_path / "inbox/new").touch()
     for name in ("captures", "stacks", "retention", "inboxes", "sweep", "disk", "quotas"):
         steps[name]()
     for name in ("archive", "positions", "telemetry-log", "self", "gone-pods", "runs", "uploads"):
         steps[name]()
-    assert (tmp_path / "inbox/pods").is_dir()
+    assert sorted(path.name for path in (tmp_path / "inbox").iterdir()) == ["new", "pods"]
 
 
 def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_itself(
-    make, tmp_path
+    make, tmp_path, monkeypatch
 ):
-    daemon = make()
+    daemon: Any = make()
     ring = RingFile(daemon.folder.ranks, world_size=1)
     with ring.held():
         ring.step()
@@ -136,9 +143,23 @@ def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_
             assert daemon.captures.counters_wanted() is False
         # The pipe of a process that has ended is removed.
         os.mkfifo(pipe := tmp_path / "inbox" / f"held.{ring.path.stem}.stacks.fifo")
-        # No one is to record for a daemon that is gone.
+        asked = daemon.request_capture(CaptureRequest("train", "torch", "manual"))
+        cancelled = daemon.cancel_capture(asked.id)
+        assert cancelled is not None and cancelled.ranks[0].detail == "cancelled by the fleet"
+        daemon.pipeline.step()
+        daemon.captures.service.finish()
+        # No one is to record for a daemon that is gone, and each part ends.
         daemon.request_capture(CaptureRequest("train", "torch", "manual"))
+        daemon._log = daemon._bus = end = Mock()
+        daemon.sources.append(end)
+        daemon._push_exporters = Mock(last_words={"otlp": end.last_words})
+        for part in (daemon.pipeline, daemon.ranks, daemon.runs):
+            monkeypatch.setattr(part, "close", Mock(side_effect=part.close))
         daemon._close()
+        assert {name for name, *_ in end.mock_calls} == {"close", "write", "last_words"}
+        assert end.close.call_count == 2
+        for part in (daemon.pipeline, daemon.ranks, daemon.runs):
+            part.close.assert_called_once()
         command = (daemon.folder.commands / f"{ring.path.stem}.cmd").read_bytes()
         assert protocol.decode_command(command)[1]["op"] == "cancel"
     daemon.ranks.poll(2e9, 1e9)
@@ -255,13 +276,13 @@ def test_the_locks_of_what_threads_share_are_golden(make, golden_case):
     for part, operations in calls.items():
         for name, given in operations.items():
             locks = {n: one for n, one in vars(part).items() if isinstance(one, LOCK)}
-            counted = {n: Counted(lock) for n, lock in locks.items()}
-            vars(part).update(counted)
+            counters = {n: Counted(lock) for n, lock in locks.items()}
+            vars(part).update(counters)
             with suppress(Refused):
                 found = getattr(part, name)
                 found = found(*given) if callable(found) else found
             vars(part).update(locks)
-            times = ", ".join(f"{n} {one.times}" for n, one in counted.items())
+            times = ", ".join(f"{n} {one.times}" for n, one in counters.items())
             text += f"{type(part).__name__}.{name}: {times}\n"
     golden_case(text)
 

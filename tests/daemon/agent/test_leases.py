@@ -123,6 +123,7 @@ def test_another_daemon_keeps_back_what_this_one_did_until_the_lease_ends(leases
 def test_what_an_agent_finds_soon_after_the_fleet_went_is_what_that_had_raised(leases, clock):
     leases.acquire(JOB, "fleet", 60.0, NAMED)
     clock.advance(120.0)
+    assert leases.expire([]) == []
     (change,) = leases.raised(opened(HANG))
     assert (change.what, change.anomaly.id) == ("reopened", "1-f")
     assert leases.raised(opened(replace(HANG, id="2", kind="crash")))[0].what == "opened"

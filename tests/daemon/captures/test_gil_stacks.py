@@ -218,6 +218,9 @@ def test_the_pipe_of_a_rank_that_steps_on_is_not_read(node, rank):
         node.rings[0].word(protocol.WORD_STEP_BEGUN_AT, 10**9 + round(begun_after_s * 1e9))
         files.append(stacks.inspect(rank, rank.ring.name).held_file)
     assert files == [expected, None]
+    node.rings[0].word(protocol.WORD_STEP_BEGUN_AT, 0)
+    rank.claims = msgspec.structs.replace(rank.claims, held_stacks="held.other.stacks.fifo")
+    assert stacks.inspect(rank, rank.ring.name).held_file is None
     node.kill(0)
     node.poll()
     with pytest.raises(NoStacks, match="the process is gone"):
