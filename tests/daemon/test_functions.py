@@ -42,7 +42,7 @@ MODULES = {
     "warpwatch_daemon": "api_client",
     "warpwatch_daemon.doctor": "check driver gpus host interconnect",
     "warpwatch_daemon.agent": "composition pipeline",
-    "warpwatch_daemon.for_fleet": "bus leases record_stream",
+    "warpwatch_daemon.for_fleet": "api bus leases record_stream",
     "warpwatch_daemon.history": "archive context",
     "warpwatch_daemon.participants": "local_ranks stacks",
     "warpwatch_daemon.ranks": "claims counts folder inbox pods quotas rank rank_processes source "
@@ -139,6 +139,10 @@ def test_functions_return_the_golden_values(cases: Cases) -> None:
     known |= {one.__name__: one for one in HELPERS}
     known |= {"NOW": NOW, "here": here}
     # Other modules have these names, too.
-    for name, module in (("settings", "config"), ("runs_of", "history.runs")):
+    for name, module in (
+        ("settings", "config"),
+        ("runs_of", "history.runs"),
+        ("agent_api", "for_fleet.api"),
+    ):
         known[name] = importlib.import_module(f"warpwatch_daemon.{module}")
     expressions.check(cases, "daemon/functions.txt", MODULES, known)
