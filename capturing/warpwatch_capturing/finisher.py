@@ -286,9 +286,8 @@ class Finisher:
         request = capture.request
         if request.kind != "torch" or request.trigger == "baseline" or brought.elsewhere:
             return
-        is_slow_run = request.anomaly_kind == RUN_REGRESSION
-        found = None if is_slow_run else self._register.baseline(request.job_id, capture.time)
-        if is_slow_run or (found is None and request.trigger == "schedule"):
+        found = self._register.baseline(request.job_id, capture.time)
+        if request.anomaly_kind == RUN_REGRESSION or (not found and request.trigger == "schedule"):
             found = self._register.earlier_baseline(request.job_id, capture.time)
         if found is not None:
             names = store.verified_files(found.ranks)

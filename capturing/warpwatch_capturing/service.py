@@ -33,6 +33,8 @@ from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 logger = logging.getLogger(__name__)
 
+# A job, its ranks, and the request with the job's full id.
+Chosen = tuple[LiveJob, list[int], CaptureRequest]
 # A rank in one of these states has cost the job something.
 _RECORDED = frozenset({"recording", "exported", "written"})
 
@@ -115,7 +117,10 @@ class CaptureService:
         at = self._monotonic()
         with self._lock:
             try:
-                session = self._start(request, name, start_step, at)
+                if self.register.get(name) is not None:
+                    raise Refused("refused_busy", f"there is a capture {name} already")
+                chosen = _, _, request = self._choose(request)
+                session = self._start(chosen, name, start_step, at)
             except Refused as error:
                 self._count_refusal(request, error.reason, error, at)
                 raise
@@ -165,7 +170,7 @@ class CaptureService:
 
     # --- starting ---
 
-    def _choose(self, request: CaptureRequest) -> tuple[LiveJob, list[int], CaptureRequest]:
+    def _choose(self, request: CaptureRequest) -> Chosen:
         """Return the job, its ranks, and the request with the job's full id. Raises Refused."""
         job = find_job(self._participants.jobs(), request)
         numbers = sorted(set(request.ranks or self._participants.choose(job, request)))
@@ -181,12 +186,10 @@ class CaptureService:
         }
 
     def _start(
-        self, request: CaptureRequest, name: str, start_step: int | None, at: float
+        self, chosen: Chosen, name: str, start_step: int | None, at: float
     ) -> CaptureSession:
         """Send requests to the participants. Raises Refused."""
-        if self.register.get(name) is not None:
-            raise Refused("refused_busy", f"there is a capture {name} already")
-        job, numbers, request = self._choose(request)
+        job, numbers, request = chosen
         self.policy.check(request, self._busy(request), at)
         now = self._wall()
         capture = Capture(

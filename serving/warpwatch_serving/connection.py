@@ -118,11 +118,13 @@ class Slot:
 
     waits_since: the time of the loop when the server began to wait for the client, None while the
     client waits for the server. answering: whether a request has arrived and is not answered yet.
+    is_ending: whether the server stops, so that no further request is read.
     """
 
     peer: Peer
     waits_since: float | None = None
     answering: bool = False
+    is_ending: bool = False
 
     async def wait(self, client: Awaitable[Any], timeout_s: float | None = None) -> Any:
         """Wait for the client. Raises TimeoutError."""
@@ -179,7 +181,8 @@ class HttpStream:
             refusal = Response(_BAD_REQUEST, status, headers, "application/json")
             await refusal({"type": "http"}, self._receive, self._send)
             return False
-        if {self._http.our_state, self._http.their_state} != {h11.DONE}:
+        is_done = {self._http.our_state, self._http.their_state} == {h11.DONE}
+        if self._slot.is_ending or not is_done:
             return False
         self._http.start_next_cycle()
         return True
@@ -330,6 +333,7 @@ class Connections:
     async def close(self, timeout_s: float) -> None:
         """End idle connections at once, and the others after their answer or ``timeout_s``."""
         for slot, task in self.tasks.items():
+            slot.is_ending = True
             if not slot.answering:
                 task.cancel()
         if self.tasks:

@@ -163,6 +163,20 @@ class Limits(NoLimits):
         self._say(f"uncount {request.kind} of {request.owner} at {at:g}")
 
 
+class Counted:
+    """A lock that counts how often it is taken."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock, self.times = lock, 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self.times += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class Story(logging.Handler):
     """The service of a fleet over two nodes of two ranks each, or of one node with two ranks.
 
@@ -179,6 +193,7 @@ class Story(logging.Handler):
         self.running: tuple[RankState, ...] = ()
         self._metrics: dict[str, float] = {}
         self._behind: dict[str, str] = {}
+        self._locks: dict[str, Counted] = {}
         self._names: dict[str, str] = {}
         self.restart()
 
@@ -196,6 +211,15 @@ class Story(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.say(f"{record.levelname.lower()}: {record.getMessage()}")
+
+    def count_locks(self) -> None:
+        """Tell from now on which locks each move takes, and how often."""
+        queues = self.service._finisher
+        parts = {"service": self.service, "register": self.service.register}
+        for part, one in {**parts, "urgent": queues._urgent, "work": queues._work}.items():
+            for name in sorted({"_lock", "_saving"} & vars(one).keys()):
+                counted = self._locks[part + name] = Counted(vars(one)[name])
+                setattr(one, name, counted)
 
     # --- the places ---
 
@@ -260,6 +284,10 @@ class Story(logging.Handler):
             value = expressions.tried(partial(eval, move, known | own))
             if value is not None:
                 self.say(f"-> {value.id if isinstance(value, Capture) else value}")
+            if self._locks:
+                self.say(", ".join(f"{name} {lock.times}" for name, lock in self._locks.items()))
+            for lock in self._locks.values():
+                lock.times = 0
             self._tell_metrics()
             self._tell_files()
         return self._plain("".join(f"{line}\n" for line in self.lines))
