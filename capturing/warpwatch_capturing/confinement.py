@@ -166,6 +166,7 @@ def confine(memory_bytes: int, cpu_s: int) -> None:
     import heapq  # noqa: F401
 
     # The soft limit of the time ends it; the hard one is for who ignores the signal.
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
