@@ -14,7 +14,7 @@ MODULES = {
     "": "asyncio errno itertools",
     "warpwatch_telemetry": "anomalies captures samples state",
     "warpwatch_detection.anomalies": "tracked",
-    "warpwatch_runtime": "quantities",
+    "warpwatch_runtime": "agent_metrics quantities",
     "warpwatch_serving": "access answers api backend bodies config connection routes server "
     "web_config",
     "warpwatch_serving.page": "captures charts devices endpoint findings jobs runs",
