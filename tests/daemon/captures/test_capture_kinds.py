@@ -5,7 +5,6 @@ import threading
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -15,7 +14,7 @@ from tests.daemon.state.counted import counted
 from warpwatch_capturing import policy
 from warpwatch_capturing.participant import Collected
 from warpwatch_capturing.store import Store
-from warpwatch_daemon.participants.local_ranks import LocalParticipants, LocalRanks
+from warpwatch_daemon.participants.local_ranks import LocalRanks
 from warpwatch_telemetry.captures import CaptureRequest, RankCapture
 from warpwatch_telemetry.errors import Refused
 
@@ -125,15 +124,6 @@ def test_stacks_are_finished_before_what_they_supersede_which_keeps_what_it_has(
     assert ended.detail == "rank 1: superseded by stacks of a hang"
 
 
-def test_stacks_leave_other_ranks_and_other_stacks_alone(node):
-    waiting = node.service.request(replace(MANUAL, ranks=(0,)))
-    node.service.request(replace(STACKS, ranks=(1,)))
-    assert node.capture(waiting).ranks[0].state == "asked"
-    assert node.command(0)["kind"] == "torch"
-    with pytest.raises(Refused, match="rank 1 of train is being captured"):
-        node.service.request(replace(STACKS, anomaly_kind=None, trigger="manual", ranks=(1,)))
-
-
 def test_a_rank_without_a_heartbeat_is_looked_at_from_outside(node):
     asked = node.service.request(STACKS)
     for silent, waited in ((False, False), (True, False), (True, True)):
@@ -163,22 +153,6 @@ def test_stacks_of_ranks_are_taken_at_once_and_a_fault_costs_one_of_them(node, m
     capture = node.finished(asked)
     assert [rank.state for rank in capture.ranks] == ["written", "failed"]
     assert capture.detail == "rank 1: ValueError: a fault"
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [(Refused("refused_disk", "no space in the inbox"), "refused_disk"), (KeyError(0), "failed")],
-)
-def test_a_capture_that_cannot_be_begun_leaves_nothing(node, monkeypatch, error, reason):
-    def begin(*_: object) -> NoReturn:
-        raise error
-
-    monkeypatch.setattr(LocalParticipants, "of", begin)
-    with pytest.raises(Refused) as raised:
-        node.service.request(MANUAL)
-    assert raised.value.reason == reason
-    assert node.counted(reason) == 1
-    assert list(node.store.path.glob("*/*/*/*")) == []
 
 
 @pytest.mark.parametrize(
@@ -213,21 +187,6 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     shown = counted(node.hub, "capture_residual_ratio", "train", TRAIN.owner)
     assert shown == capture.residual.ratio
     assert Store.load(node.store, 10)[0].cost_s == capture.cost_s
-
-
-@pytest.mark.parametrize(("step_s", "timeout_s"), [(0.1, 60), (10.0, 400), (50.0, 1800)])
-def test_steps_after_a_capture_are_waited_for_as_long_as_they_take(node, step_s, timeout_s):
-    node.rings[0].steps_of(3, step_s)
-    node.poll()
-    capture = node.captured()
-    for after_s, settled in ((timeout_s - 1, False), (2, True)):
-        node.poll(after_s=after_s)
-        node.service.finish()
-        assert node.service.is_settled(capture.id) is settled
-    # Steps of the next process are not compared with those before.
-    node.kill(0)
-    node.poll()
-    assert (TRAIN, 0) not in node.service._costs._undisturbed_s
 
 
 def test_events_a_step_bound_the_steps_of_all_ranks(node, monkeypatch):

@@ -131,31 +131,6 @@ def test_a_trace_that_lacks_something_is_kept_and_the_capture_says_what(node):
         assert counted(node.hub, "capture_problems_total", problem) == 1
 
 
-def test_a_trace_that_only_the_diagnosis_cannot_read_is_named(node):
-    def run(module: str, arguments: Sequence[str], *_: object) -> Ended:
-        if module.endswith("verification"):
-            return Ended(0, ("[6, []]",))
-        if any("rank0.pt" in argument for argument in arguments):
-            return Ended(-signal.SIGXCPU, ("reading rank0.pt.trace.json.gz",))
-        return Ended(0, ())
-
-    node.run = run
-    capture = node.captured()
-    assert (capture.outcome, capture.diagnosis_outcome) == ("partial", "ok")
-    assert capture.detail == "rank 0 is not verified (unreadable: it takes too long for its size)"
-    assert counted(node.hub, "capture_problems_total", "unreadable") == 1
-
-
-def test_a_child_that_dies_leaves_the_traces_and_an_outcome(node):
-    node.run = lambda *_: Ended(1, ())
-    capture = node.captured()
-    assert capture.outcome == "failed"
-    assert [rank.verified for rank in capture.ranks] == [False, False]
-    assert capture.ranks[0].problems == ("unreadable: exit status 1",)
-    assert counted(node.hub, "capture_problems_total", "unreadable") == 2
-    assert (capture.diagnosis, capture.diagnosis_outcome) == (None, "unreadable: exit status 1")
-
-
 def test_a_store_that_is_gone_ends_the_capture(node):
     asked = node.service.request(MANUAL)
     node.service.finish()

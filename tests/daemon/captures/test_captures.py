@@ -13,7 +13,7 @@ from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, TOKEN
 from warpwatch import protocol
 from warpwatch_capturing.participant import fastest
 from warpwatch_capturing.store import Store
-from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
+from warpwatch_telemetry.captures import Capture, Prepared
 from warpwatch_telemetry.errors import Refused
 
 
@@ -236,40 +236,6 @@ def test_a_rank_that_ends_while_a_capture_begins_is_missing(node, monkeypatch):
     assert len(list(node.store.path.glob("*/*/*/*"))) == 1
 
 
-def test_refusals_are_told_apart_and_counted(node):
-    asked = node.service.request(AUTOMATIC)
-    for request, reason, text in (
-        (MANUAL, "refused_busy", "rank 0, 1 of train is being captured"),
-        (ANOTHER, "refused_cooldown", "triggers.cooldown_s leaves"),
-        (CaptureRequest("x", "torch", "manual"), "refused_no_rank", "no running rank of job 'x'"),
-        (
-            replace(MANUAL, ranks=(1, 4, 7)),
-            "refused_no_rank",
-            "no running rank 4, 7 here, only 0, 1",
-        ),
-    ):
-        with pytest.raises(Refused, match=re.escape(text)) as refused:
-            node.service.request(request)
-        assert refused.value.reason == reason
-    counts = {reason: node.counted(reason) for reason in ("refused_busy", "refused_no_rank")}
-    assert counts == {"refused_busy": 1, "refused_no_rank": 2}
-    # The same refusal counts again once there was a capture in between.
-    for counted in (1, 2):
-        with pytest.raises(Refused):
-            node.service.request(ANOTHER)
-        assert node.counted("refused_cooldown", "anomaly") == counted
-        for request in (ANOTHER, AUTOMATIC):
-            node.service.cancel(asked.id, CANCELLED)
-            asked = node.service.request(request)
-    # One that has recorded something counts though it is cancelled.
-    node.answer_all("capture_started", step=3)
-    node.poll()
-    cancelled = node.service.cancel(asked.id, CANCELLED)
-    assert [rank.detail for rank in cancelled.ranks] == [CANCELLED] * 2
-    with pytest.raises(Refused, match="cooldown_s leaves"):
-        node.service.request(ANOTHER)
-
-
 def test_a_capture_that_the_store_has_no_room_for_is_refused_after_all(node):
     shutil.rmtree(node.store.path)
     asked = node.service.request(AUTOMATIC)
@@ -286,27 +252,6 @@ def test_a_capture_that_the_store_has_no_room_for_is_refused_after_all(node):
     again = node.service.request(ANOTHER)
     node.service.finish()
     assert Path(str(again.folder), "capture.json").exists()
-
-
-def test_a_capture_whose_store_goes_before_its_folder_is_made_ends_once(node):
-    asked = node.service.request(MANUAL)
-    for rank in (0, 1):
-        node.deliver(rank)
-    node.poll()
-    shutil.rmtree(node.store.path)
-    assert node.finished(asked).outcome == "refused_disk"
-    assert node.counted("refused_disk") == 1
-    assert node.counted("failed") == node.counted("complete") == 0
-
-
-def test_of_captures_without_room_the_newest_ten_are_shown(node):
-    shutil.rmtree(node.store.path)
-    asked = []
-    for _ in range(12):
-        asked.append(node.service.request(MANUAL).id)
-        node.service.finish()
-    assert [capture.id for capture in node.captures] == asked[2:]
-    assert node.counted("refused_disk") == 12
 
 
 NAME = "20261122T201500-0a1b2c"

@@ -66,6 +66,13 @@ class Site:
                 break
         size = int(scope["path"].split()[0][1:])
         headers = [(b"content-length", b"%d" % size)]
+        try:
+            await self.answer(size, headers, send)
+        except OSError as error:
+            self.say(f"{scope['path']} is not answered: {type(error).__name__}")
+            raise
+
+    async def answer(self, size: int, headers: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for sent in range(0, size, CHUNK_BYTES):
             body = b"x" * min(CHUNK_BYTES, size - sent)
