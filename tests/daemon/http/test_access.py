@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import bcrypt
 import httpx
@@ -21,26 +20,20 @@ from tests.cases import cases
 from tests.daemon.http.alert_node import WEBHOOK, notification
 from tests.daemon.http.conftest import (
     CAPTURE,
-    STRAGGLER,
     TIMEOUT_S,
-    around_straggler,
     http_client,
     link_to,
-    node_in_trouble,
 )
 from tests.loop.other_users import OWNER, STRANGER
 from tests.manual_clock import ManualClock
 from warpwatch_daemon import api_client
 from warpwatch_daemon.cli import main, page
-from warpwatch_serving.access import NO_OWNER, SESSION_S, Access, Caller
-from warpwatch_serving.backend import visible
+from warpwatch_serving.access import SESSION_S, Access, Caller
 from warpwatch_serving.config import HttpConfig
 from warpwatch_serving.connection import Peer, _is_of_this_machine, identify
 from warpwatch_serving.page.endpoint import cookie
 from warpwatch_serving.server import Server
-from warpwatch_telemetry.captures import Decision
-from warpwatch_telemetry.errors import UsageError, WarpwatchError
-from warpwatch_telemetry.state import Sensitivity
+from warpwatch_telemetry.errors import WarpwatchError
 
 ASK = {"job": "llama-7b"}
 CAPTURES = "/api/v1/captures"
@@ -324,40 +317,6 @@ def test_only_the_token_in_the_file_is_the_token(secured, token_file):
     assert (status("correct horse"), status("another one")) == (401, 200)
     token_file.unlink()
     assert status("another one") == 401
-
-
-@pytest.mark.parametrize("content", [None, b"", b" \n"])
-def test_a_token_file_without_a_token_is_a_usage_error(tmp_path, agent, content):
-    path = tmp_path / "token"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"http\.token_file"):
-        Server(agent, HttpConfig(listen="127.0.0.1:0", token_file=path))
-    with pytest.raises(UsageError, match="metrics_token: token_file is needed"):
-        Server(agent, HttpConfig(listen="127.0.0.1:0", metrics_token=True))
-
-
-def test_a_user_sees_what_is_of_devices_and_of_their_own_jobs():
-    now = node_in_trouble()
-    theirs: dict[str, Any] = {"owner": "uid/7"}
-    capture, sight = now.captures[0], Sensitivity("hang", "llama-7b", "uid/1000", False, "")
-    capture = replace(capture, request=replace(capture.request, owner="uid/1000"))
-    ours = replace(STRAGGLER, owner="uid/1000")
-    state = replace(
-        now, ranks=(now.ranks[0], replace(now.ranks[0], **theirs)),
-        jobs=(now.jobs[0], replace(now.jobs[0], **theirs)),
-        captures=(capture, replace(capture, request=replace(capture.request, **theirs))),
-        sensitivities=(sight, replace(sight, **theirs)),
-        anomalies=(ours, replace(ours, id="xid", kind="xid"), replace(ours, id="b", **theirs)),
-        contexts={"a7": around_straggler(), "b": around_straggler()},
-        decisions=(Decision(1.0, "a7", "captured", ""), Decision(1.0, "b", "captured", "")),
-    )  # fmt: skip
-    seen = visible(state, "uid/1000")
-    for part in ("ranks", "jobs", "captures", "sensitivities", "decisions"):
-        assert getattr(seen, part) == getattr(state, part)[:1], part
-    assert ([one.id for one in seen.anomalies], list(seen.contexts)) == (["a7", "xid"], ["a7"])
-    assert visible(state, None) == state
-    assert [one.id for one in visible(state, NO_OWNER).anomalies] == ["xid"]
 
 
 CONNECT = """
