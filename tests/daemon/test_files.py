@@ -5,6 +5,8 @@ import os
 import re
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from warpwatch_daemon.history.archive import FILE as HISTORY
 from warpwatch_daemon.history.archive import HistoryStore
 from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_runtime import files
-from warpwatch_runtime.directory import Directory, make_parents
+from warpwatch_runtime.directory import Directory, make, open_own
 from warpwatch_runtime.http_requests import connect
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,24 +53,31 @@ def test_a_link_in_the_place_of_the_temporary_file_is_not_written_through(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["state", "victim"]
 
 
-def test_missing_parents_are_for_all_to_read_and_others_stay_as_they_are(tmp_path):
-    tmp_path.chmod(0o700)
-    make_parents(tmp_path / "a/b/c")
-    modes = [(path, stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.rglob("*")]
-    assert sorted(modes) == [(tmp_path / "a", 0o755), (tmp_path / "a/b", 0o755)]
-    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
-
-
 def test_no_descriptor_stays_open(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
     for number in range(50):
         files.write(tmp_path / "state", b"new", durable=True)
         files.make_folders(tmp_path, tmp_path / "made" / str(number))
-        assert not Directory(tmp_path).unlink("none")
+        assert not (Directory(tmp_path) / "made" / str(number)).unlink("none")
+        with (Directory(tmp_path) / "made").opened() as fd:
+            make(fd, "own", 0o700)
+            os.close(open_own(fd, "kept"))
+            with pytest.raises(FileExistsError):
+                open_own(fd, "own")
         with pytest.raises(FileNotFoundError):
             connect(tmp_path / "none.sock", 1.0)
     # Other threads may open some.
     assert len(os.listdir("/proc/self/fd")) < before + 50
+
+
+@pytest.mark.parametrize(("limits", "allowed"), cases(__file__)["open_files"])
+def test_the_limit_of_open_files_is_raised_to_enough(limits, allowed, monkeypatch):
+    given = list[object]()
+    kernel: dict[str, Any] = {"RLIMIT_NOFILE": 7, "RLIM_INFINITY": -1}
+    kernel |= {"getrlimit": lambda which: limits, "setrlimit": lambda *call: given.append(call)}
+    monkeypatch.setattr(files, "resource", SimpleNamespace(**kernel))
+    files.allow_enough()
+    assert given == [(7, tuple(one)) for one in allowed]
 
 
 def test_a_folder_that_is_a_link_is_refused(tmp_path):

@@ -132,36 +132,3 @@ def test_every_query_takes_the_variables_and_rates_their_interval_from_grafana(n
             for part in query.split("rate(")[1:]:
                 window = part.split("[", 1)[1].split("]", 1)[0]
                 assert window in {"$__rate_interval", "$__range"}, panel["title"]
-
-
-BEGIN_WITH_ONE = {("node", "instance"), ("training-job", "job"), ("inference-server", "job")}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_all_also_matches_what_lacks_the_label(name: str) -> None:
-    source, *variables = DASHBOARDS[name]["templating"]["list"]
-    assert (source["name"], source["type"], source["query"]) == (
-        "datasource",
-        "datasource",
-        "prometheus",
-    )
-    assert [variable["name"] for variable in variables[:3]] == ["cluster", "node", "instance"]
-    for variable in variables:
-        if variable["type"] in ("textbox", "custom"):
-            continue
-        begins_with_one = (name, variable["name"]) in BEGIN_WITH_ONE
-        assert variable["multi"] and variable["includeAll"] is not begins_with_one
-        assert variable.get("allValue") == (None if begins_with_one else ".*")
-        assert variable["datasource"] == SOURCE
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_variable_follows_those_before_it(name: str) -> None:
-    _, cluster, *others = DASHBOARDS[name]["templating"]["list"]
-    before = [cluster["name"]]
-    for variable in others:
-        if variable["type"] in ("textbox", "custom"):
-            continue
-        asked = re.findall(r'~"\$(\w+)"', variable["query"]["query"])
-        assert set(asked) >= {"cluster"} and set(asked) <= set(before), variable["name"]
-        before.append(variable["name"])

@@ -55,11 +55,3 @@ def test_the_kinds_that_a_webhook_hears_of_are_those_that_a_capture_shows() -> N
     heard = {kind for kind in KINDS if re.fullmatch(expression, kind)}
     shown = "step_regression step_drift step_spikes run_regression comm_slow straggler data_stall"
     assert heard == {*shown.split(), "gc_pause", "hang", "memory_leak", "memory_pressure"}
-
-
-def test_grafana_asks_what_prometheus_asks_and_waits_as_long() -> None:
-    asked = {
-        name: (rule["data"][0]["model"]["expr"], rule["for"])
-        for name, rule in grafana_rules().items()
-    }
-    assert asked == {alert.name: (alert.expression, alert.wait) for alert in rule_files.alerts()}

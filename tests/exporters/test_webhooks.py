@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.daemon.http.certificates import make_certificate, server_context
-from tests.exporters.receiver import Receiver, http_server, receiver
+from tests.exporters.receiver import Receiver, receiver
 from tests.exporters.states import CAPTURE, LONG, NOW, SLOW, state_of
 from tests.manual_clock import ManualClock
 from warpwatch_exporters.config import ExportersConfig, WebhookConfig
@@ -18,7 +18,6 @@ from warpwatch_exporters.events import EventFeed
 from warpwatch_exporters.push import PushExporters
 from warpwatch_exporters.webhooks import WebhookExporter
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.http_requests import RequestError, Requests
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.state import State
@@ -177,12 +176,6 @@ def test_a_certificate_that_nobody_vouches_for_is_not_accepted(tmp_path: Path) -
             site.see(SLOW)
             assert site.counted == counted
         assert len(server.requests) == 1
-
-
-def test_an_answer_that_is_cut_short_is_an_error() -> None:
-    short = (200, {"Content-Length": "3"}, b"{}")
-    with http_server(lambda *_: short) as url, pytest.raises(RequestError, match="is cut short"):
-        Requests().send("GET", url)
 
 
 def test_nothing_is_loaded_or_counted_where_nothing_is_configured(golden):

@@ -24,7 +24,6 @@ from warpwatch_telemetry.records import (
     Step,
 )
 from warpwatch_telemetry.state import LATENCY_BOUNDS_S
-from warpwatch_telemetry.stream import has_newer_fields
 
 CASES = cases(__file__)
 
@@ -100,8 +99,3 @@ def outcome(read: Callable[[Any], Record], line: object) -> Record | str:
         return read(line)
     except (ValueError, OverflowError) as error:
         return str(error)
-
-
-@pytest.mark.parametrize(("line", "is_newer"), CASES["newer"].items())
-def test_fields_that_only_newer_versions_have_are_told_apart(line: str, is_newer: bool) -> None:
-    assert has_newer_fields(line.encode()) is is_newer

@@ -21,7 +21,6 @@ from warpwatch_daemon.demo.story import FAULTS
 from warpwatch_fleet.config import FleetFile
 from warpwatch_runtime import loading
 from warpwatch_runtime.agent_metrics import AgentMetrics
-from warpwatch_runtime.bus import BusConfig, check
 from warpwatch_serving.config import url_of
 from warpwatch_telemetry.errors import UsageError
 
@@ -97,18 +96,6 @@ def test_a_mistake_is_named(tmp_path, golden_case):
         line = line.partition(" YAML: ")[0]
         lines.append(f"{text.strip()[:99]!r}\n    {line}\n")
     golden_case("".join(lines))
-
-
-def test_files_of_the_bus_that_cannot_be_used_are_named(tmp_path, golden_case):
-    (tmp_path / "empty").touch()
-    lines = []
-    for key in ("credentials_file", "nkey_file", "ca_file"):
-        for name in ("empty", "none"):
-            with pytest.raises(UsageError) as refused:
-                check(BusConfig(url="nats://bus:4222", **{key: tmp_path / name}))
-            # The rest is OpenSSL's own.
-            lines.append(str(refused.value).replace(str(tmp_path), "").partition(": [")[0])
-    golden_case("\n".join(lines))
 
 
 @pytest.fixture
