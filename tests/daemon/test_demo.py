@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE, Popen
 from types import SimpleNamespace
@@ -34,6 +35,10 @@ class Played:
     """Processes of a demo whose API answers what a case says from each second on."""
 
     ranks, run, url = 2, "r2", "http://demo"
+    start_daemon = partial(print, "start the daemon")
+    start_training = partial(print, "start the training")
+    stop_training = partial(print, "stop the training")
+    link, log_tail = partial(str, "http://demo/link"), "the last line of {}".format
 
     def __init__(self, case: dict[str, Any]) -> None:
         self.clock, self.said, self._case = ManualClock(0.0, 5000.0), list[str](), case
@@ -41,13 +46,11 @@ class Played:
         self.work = self.store = Path("/work")
         times: Any = {"monotonic": self.clock.monotonic, "time": self.clock.wall}
         self.times = SimpleNamespace(**times, sleep=self.clock.sleep)
-        self.api, self.switch = SimpleNamespace(get=self._get), SimpleNamespace(set=self._set)
+        self.switch = SimpleNamespace(set=lambda fault: self.say(f"switch: {fault}"))
+        self.api = SimpleNamespace(get=self._get)
 
     def say(self, text: str) -> None:
         self.said.append(f"[{self.clock.monotonic():6.2f}] {text}")
-
-    def _set(self, fault: str) -> None:
-        self.say(f"switch: {fault}")
 
     def _get(self, path: str) -> Any:
         """Return the list with the defaults in each record, or the report of the detectors."""
@@ -62,24 +65,9 @@ class Played:
             return {"detectors": [{"readings": [one]} for one in readings], "suppressed": held}
         return {name: [CASES["defaults"][name] | one for one in found]}
 
-    def start_daemon(self) -> None:
-        print("start the daemon")
-
-    def start_training(self) -> None:
-        print("start the training")
-
-    def stop_training(self) -> None:
-        print("stop the training")
-
-    def link(self) -> str:
-        return f"{self.url}/link"
-
     def check_training(self) -> None:
         if self.clock.monotonic() >= self._case.get("dies", 1e9):
             raise WarpwatchError("rank 1 ended with 1: killed")
-
-    def log_tail(self, name: str) -> str:
-        return f"the last line of {name}"
 
 
 @pytest.mark.parametrize("name", CASES["stories"])
@@ -144,10 +132,14 @@ def test_captures_stay_and_nothing_else(captured, folder, monkeypatch):
             demo.check_training()
         (demo.work / "quiet.log").touch()
         assert demo.log_tail("quiet") == "it said nothing"
+        # The ranks end by themselves, or are killed.
+        monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.1)
+        demo._ranks[0] = rank = Popen(["sleep", "1000"])
         if captured:
             (demo.store / "capture.json").touch()
     left = [path.relative_to(demo.work) for path in folder.rglob("*") if path.is_file()]
     assert (left, demo.work.exists()) == ([Path("captures/capture.json")] * captured, captured)
+    assert rank.poll() == -signal.SIGKILL
 
 
 def test_a_daemon_starts_or_it_is_said_why_not(folder, monkeypatch):
@@ -174,26 +166,8 @@ def test_a_daemon_starts_or_it_is_said_why_not(folder, monkeypatch):
         place = f"127.0.0.1:{other.getsockname()[1]}"
         for taken in (place, "a:-1"):
             with pytest.raises(UsageError, match=f"^cannot listen on {taken} .*; choose with --l"):
-                processes.check_free(taken)
-    assert None not in [one.poll() for one in demo._watchers.values()]
-
-
-def test_processes_get_the_signal_and_are_killed_if_they_do_not_end(monkeypatch):
-    monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.2)
-    stubborn = (
-        "import signal; signal.signal(15, signal.SIG_IGN); print(1, flush=True); signal.pause()"
-    )
-    started = [
-        Popen([sys.executable, "-c", code], stdout=PIPE)
-        for code in (stubborn, stubborn.replace("SIG_IGN", "SIG_DFL"), "print(1)", stubborn)
-    ]
-    for child in started:
-        assert child.stdout is not None and child.stdout.readline()
-        child.stdout.close()
-    processes.stop(started[:3], signal.SIGTERM)
-    processes.stop(started[3:], None)
-    assert [child.returncode for child in started[::3]] == [-9, -9]
-    assert started[1].returncode in (-15, -9)
+                demo.watch("late", cast(Any, SimpleNamespace(url=f"http://{taken}")), {})
+    assert [one.poll() for one in demo._watchers.values()] == [2, -15, -15]
 
 
 @pytest.mark.parametrize("line", CASES["commands"])

@@ -94,10 +94,7 @@ class Ending:
 
 
 class Story:
-    """Runs faults one after another, and reports what happens through ``say``.
-
-    clock: has the functions of ``time``.
-    """
+    """Runs faults one after another, and reports through ``say``; ``clock``: as ``time``."""
 
     def __init__(self, processes: DemoProcesses, say: Say, clock: Any = time) -> None:
         self._processes = processes
