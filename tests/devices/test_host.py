@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock, Mock
 
 import psutil
@@ -52,7 +53,9 @@ def test_what_cannot_be_read_is_named_and_counted(monkeypatch: pytest.MonkeyPatc
     loops, sink = HandLoops(ManualClock()), RecordingSink()
     host.HostSource(HostConfig()).start(loops, sink)
     errors = 2 * (OSError, RuntimeError, psutil.AccessDenied)
-    parts = {name: Mock(side_effect=of) for name, of in zip(host._PARTS, errors, strict=True)}
+    parts: dict[str, Any] = {
+        name: Mock(side_effect=of) for name, of in zip(host._PARTS, errors, strict=True)
+    }
     monkeypatch.setattr(host, "_PARTS", parts)
     loops.run("host", "host")
     health = sink.healths[-1]
