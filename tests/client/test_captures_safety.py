@@ -212,25 +212,45 @@ def test_the_work_of_the_recorded_iterations_goes_into_the_trace() -> None:
 
 def test_what_cannot_be_delivered_is_answered_and_every_file_discarded() -> None:
     captures, discarded, answers = Captures(), list[str](), list[Any]()
-    captures._exports = 4
-    for links, error in ((0, None), (None, None), (1, OSError("full")), (1, None)):
+    captures._exports = 6
+    cases = ((0, None), (None, None), (1, OSError("full")), (1, ("shapes",)), (1, None), (1, True))
+    for links, how in cases:
         session, said = recording(ManualClock())
-        deliver = Mock(return_value={}, side_effect=error)
+        error = how if isinstance(how, OSError) else None
+        session.dropped = how is True
+        session.command = session.command._replace(options=how if isinstance(how, tuple) else ())
         vars(said).update(links=Mock(return_value=links), discard=discarded.append)
-        vars(said)["deliver"] = deliver
+        vars(said).update(deliver=Mock(return_value={}, side_effect=error), size_bytes=7 << 30)
+        vars(said).update(events=100 if how is None else 400)
         captures.exported.put(session)
         captures.deliver(Mock())
         answers += said.said
     assert answers == [
         *[("capture_failed", "the ring was removed")] * 2,
         ("capture_failed", "OSError: full"),
-        ("capture_finished", ""),
+        *[("capture_finished", "")] * 2,
     ]
-    assert (captures.exporting, discarded) == (False, ["c-1.ring"] * 4)
+    assert (captures.exporting, discarded) == (False, ["c-1.ring"] * 6)
+    # What had options is not as large as others.
+    assert (captures.budget.events_per_step, captures.estimate_bytes) == (50, 7 << 30)
     # Nobody hears an answer on a ring that was closed.
     session, said = recording(ManualClock())
     vars(said)["event"] = Mock(side_effect=ValueError)
     assert [session.answer("capture_finished"), session.answer("capture_finished")] == [True, False]
+
+
+@pytest.mark.parametrize(("task", "is_stopped"), [(0, False), (-1, True)])
+def test_a_late_recording_is_not_stopped_inside_of_a_backward(
+    task: int, is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = SimpleNamespace(_current_graph_task_id=lambda: task)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=graph))
+    captures, pushed, clock = Captures(), list[Any](), SimpleNamespace(push=None)
+    captures.session, _ = recording(ManualClock())
+    captures.session.enter()
+    captures._stop_late(clock, captures.session, pushed.append, "entry")
+    assert pushed == ["entry"]
+    assert ((captures.session is None), (clock.push is not None)) == (is_stopped, is_stopped)
 
 
 @pytest.mark.parametrize(("step_s", "steps", "limit_s"), [(0.1, 2, 30.0), (5.0, 2, 60.0)])

@@ -19,7 +19,8 @@ import pytest
 from tests.cases import cases
 from tests.client.training import Training, names, training
 from tests.manual_clock import ManualClock
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
+from warpwatch.captures import memory
 from warpwatch.captures.memory import HostGrowth, Mark, MemoryRecorder
 from warpwatch.captures.profilers import _inductor_left_alone, _Pauses
 from warpwatch_diagnosis.memory_growth import diagnose_memory
@@ -93,8 +94,9 @@ def test_evaluation_or_checkpoint_ends_recording(trained, text, reason):
     trained.steps(1, text)
     assert trained.detail(id) == f"interrupted: {reason}"
     assert leaves_nothing(trained, id)
-    # Before the recording it ends nothing.
-    start = trained.capture(f"{id}-2", start=trained.number + 3)
+    # Before the recording it ends nothing, not even in the step before the first.
+    start = trained.capture(f"{id}-2")
+    trained.steps(1)
     trained.steps(1, text)
     trained.steps(6)
     assert trained.event("capture_finished", f"{id}-2")["first_step"] == start
@@ -113,13 +115,16 @@ def test_a_recording_after_the_last_step_ends_at_the_next_phase(trained):
     trained.works("after-last")
 
 
-@pytest.mark.parametrize("method", ["prepare_trace", "start_trace", "stop_trace"])
+@pytest.mark.parametrize(
+    "method", ["prepare_trace", "start_trace", "stop_trace", "export_chrome_trace"]
+)
 def test_an_error_of_the_profiler_is_the_one_answer(trained, method):
     trained.steps(
         1,
         "from torch.profiler import _KinetoProfile\n"
         f"original = _KinetoProfile.{method}\n"
-        "def broken(profiler):\n"
+        "def broken(profiler, path=None):\n"
+        "    assert not path or os.stat(os.path.dirname(path)).st_mode & 0o777 == 0o700\n"
         f"    _KinetoProfile.{method} = original\n"
         "    raise RuntimeError('broken')\n"
         f"_KinetoProfile.{method} = broken\n",
@@ -318,22 +323,46 @@ def test_a_program_that_traces_itself_goes_on_and_so_does_one_that_was_interrupt
         growth.stop()
     assert tracemalloc.get_traceback_limit() == 3 and tracemalloc.is_tracing()
     tracemalloc.stop()
-    growth = HostGrowth(9)
+    growth, before = HostGrowth(9), HostGrowth(9)
     growth.drop()
     growth.start()
     assert not tracemalloc.is_tracing()
+    before.start()
+    before.drop()
+    # The program's own, of which neither it nor a child knows.
+    tracemalloc.start()
+    before.drop()
+    memory._in_child()
+    assert tracemalloc.is_tracing()
+    tracemalloc.stop()
+
+
+def test_the_memory_of_the_marks_is_none_of_the_programs(monkeypatch):
+    def grown(*used: int | None) -> Any:
+        growth, read = HostGrowth(3, lambda: 0.0), iter(used)
+        monkeypatch.setattr(memory, "_anonymous_bytes", lambda: next(read))
+        for _ in range(3):
+            growth.step_ended()
+        report = growth.report(Mock()) or {}
+        return report["steps"], report["bytes_per_step"]
+
+    # Before and after each mark.
+    assert grown(1000, 1100, 2100, 2150, 3200, 3300) == (2, (3200 - 150 - 1000) / 2)
+    assert grown(1000, None, 2100, 2150, 3200, 3300) == (2, None)
 
 
 def test_a_line_that_a_type_knows_is_not_guessed_by_the_size_of_its_blocks():
-    def trace(line: str) -> Any:
-        frame = SimpleNamespace(filename=f"/job/{line}.py", lineno=1)
-        return SimpleNamespace(traceback=[frame], size=80)
+    def trace(file: str) -> Any:
+        return SimpleNamespace(traceback=[SimpleNamespace(filename=file, lineno=1)], size=80)
 
-    growth, few, many = HostGrowth(9), trace("few"), trace("many")
-    growth._marks = [Mark(n, 0, Counter(), [few] * n + [many] * (9 * n)) for n in (1, 2, 3)]
-    lines = (("job.A", "/job/few.py:1"), ("job.B", None))
+    growth, few, many = HostGrowth(9), trace("/job/few.py"), trace("/job/many.py")
+    own = trace(f"{memory._OWN}steps.py")
+    growth._marks = [Mark(n, 0, Counter(), [few, own] * n + [many] * (9 * n)) for n in (1, 2, 3)]
+    lines = (("job.A", "/job/few.py:1"), ("job.B", None), ("dict", None))
     growth._types = [{"type": kind, "line": line, "sizes": [80]} for kind, line in lines]
-    growth._lines(lambda: None)
+    found = growth._lines(lambda: None)
+    assert [[*line.values()] for line in found] == [["/job/many.py:1", 720], ["/job/few.py:1", 80]]
+    # A type of Python's own without a line is one of the marks themselves.
     assert [one["line"] for one in growth._types] == ["/job/few.py:1", "/job/many.py:1"]
 
 
@@ -352,6 +381,7 @@ def test_the_compiler_is_not_imported_for_a_profiler(monkeypatch):
 
 def test_pauses_of_the_collector_are_kept_up_to_a_number():
     pauses, now_ns = _Pauses(), itertools.count(1_000_000, 4000)
+    pauses.leave()
     pauses._time_ns = lambda: next(now_ns)
     pauses._collected("stop", {})
     for _ in range(1001):
@@ -434,6 +464,7 @@ def test_the_allocators_history_becomes_two_files(folder, with_torch):
         reported = json.loads((folder.path / "inbox" / summary).read_text())
         assert (reported["rank"], reported["job"]) == (0, "demo")
         assert finished["detail"] == f"snapshot {reported['snapshot_s']} s"
+        assert reported["snapshot_s"] < DEADLINE_S
         assert reported["lines"][0]["line"] == "/job/model.py:7 forward"
         assert found.files() == sorted([summary, snapshot])
         # One that the program records itself is left alone.

@@ -50,8 +50,9 @@ def test_a_hook_that_fails_costs_its_phase_alone_and_a_call_that_fails_its_itera
         assert clock.phase_names == ["part_2", "forward"]
     marks.assert_called_once_with("forward")
     process.begin(False)
+    assert clock.serving._idle_since_ns is None
     process.rest()
-    assert not clock.open
+    assert not clock.open and clock.serving._idle_since_ns
 
 
 def test_a_program_that_trains_is_no_process_of_a_server(monkeypatch):
