@@ -23,7 +23,7 @@ from warpwatch.iterations import ServeCounts
 
 MODULES = {
     "": "json",
-    "warpwatch": "attach gil_stacks helper_thread identity launch protocol stacks step_times",
+    "warpwatch": "attach gil_stacks helper_thread identity launch protocol stacks step_times steps",
     "warpwatch.captures": "memory recording safety",
     "warpwatch.hooks": "hook_state serving sglang vllm",
 }

@@ -3,28 +3,24 @@
 import json
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.cases import cases
 from warpwatch import identity, protocol
 from warpwatch.identity import describe, phase_name
 from warpwatch.ring import ring_name
 
-CASES = cases(__file__)
 
-
-@pytest.mark.parametrize(("environ", "place"), CASES["places"])
-def test_a_rank_has_its_place_from_torchrun_then_slurm(
-    environ: dict[str, str], place: list[int], monkeypatch: pytest.MonkeyPatch
+def test_a_process_group_has_the_place_that_torchrun_does_not_say(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A group that is being destroyed has no place; others come between torchrun and Slurm.
-    rank, size = environ.pop("GROUP", "- -").split()
-    group = {"get_rank": lambda: int(rank), "get_world_size": lambda: int(size)}
-    there = dict.fromkeys(("is_available", "is_initialized"), lambda: True)
-    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**there, **group))
-    found = describe("a", environ)
-    assert [found["rank"], found["local_rank"], found["world_size"]] == place
+    group: Any = dict.fromkeys(("is_available", "is_initialized"), lambda: True)
+    group |= {"get_rank": lambda: 2, "get_world_size": lambda: 6}
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**group))
+    places = ({}, {"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}, {"RANK": "3", "WORLD_SIZE": "4"})
+    found = [describe("a", environ) for environ in places]
+    assert [(one["rank"], one["world_size"]) for one in found] == [(2, 6), (2, 6), (3, 4)]
 
 
 def test_the_longest_metadata_fits_into_its_slot() -> None:
