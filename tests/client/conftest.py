@@ -13,7 +13,8 @@ from tests.client.daemon_side import Folder
 from tests.client.fork_server import ForkServer, Loops
 from tests.client.training import PROFILES, Training, training
 from tests.manual_clock import ManualClock
-from warpwatch import monitor, protocol, steps
+from warpwatch import iterations, monitor, protocol, steps
+from warpwatch.hooks import hook_state
 from warpwatch.ring import RingWriter
 
 
@@ -45,7 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
         found.advance(1e-6)
         return round(found.monotonic() * 1e9)
 
-    for module in (monitor, steps):
+    for module in (hook_state, iterations, monitor, steps):
         monkeypatch.setattr(module, "monotonic_ns", monotonic_ns)
     return found
 

@@ -1,4 +1,4 @@
-"""Stand-ins for process groups and optimizers, and what the shim finds out about them."""
+"""Stand-ins for process groups, optimizers and DDP, and what the shim finds out about them."""
 
 import gc
 import sys
@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from warpwatch import model
+from warpwatch.hooks.backward import LastGradient
+from warpwatch.hooks.hook_state import ClockChoice, HookState
 
 
 class Group:
@@ -78,3 +80,61 @@ def parameters(*optimizers: Any, library: str = "none", drop: int = -1) -> list[
                 kept[number] = None
                 gc.collect()
     return [*said, noted] if noted else said
+
+
+def turns(letters: str, slow_from: int = 1000) -> str:
+    """Let optimizers step, one a letter; return those whose step was one of the training.
+
+    From the step ``slow_from`` on each takes longer than the time after which few are waited for.
+    """
+    clock: Any = SimpleNamespace(steps=0, begun_ns=1 << 62)
+    choice, steppers, current, counted = ClockChoice(), dict[str, Optimizer](), "", ""
+    for number, letter in enumerate(letters):
+        stepper = steppers.setdefault(letter, Optimizer())
+        clock.begun_ns = 0 if number >= slow_from else clock.begun_ns
+        took = letter != current and choice.takes_over(stepper, steppers.get(current), clock)
+        current = letter if took else current
+        counts = letter == current and not (took and choice.gives_back)
+        clock.steps += counts
+        counted += letter if counts else "."
+    return counted
+
+
+class Parameter:
+    """A parameter with hooks, which a backward calls once it has its gradient."""
+
+    def __init__(self, trains: bool = True) -> None:
+        self.requires_grad, self.hooks = trains, dict[object, Any]()
+
+    def register_post_accumulate_grad_hook(self, hook: Any) -> Any:
+        key = object()
+        self.hooks[key] = hook
+        return SimpleNamespace(remove=lambda: self.hooks.pop(key))
+
+    register_hook = register_post_accumulate_grad_hook
+
+
+def gradients(backwards: str, frozen: str = "", ignored: str = "") -> list[str]:
+    """Return the boundaries of each backward of DDP: a letter is the gradient that comes last.
+
+    Upper case: its gradients are not reduced. A dash: none with a hook comes. The parameters that
+    have a hook go before.
+    """
+    state, boundaries = HookState(), list[int]()
+    monitor: Any = SimpleNamespace(clock=SimpleNamespace(replace_innermost=boundaries.append))
+    monitor.phase = lambda name: SimpleNamespace(index=name)
+    state.monitor, state.in_backward = monitor, True
+    last, known = LastGradient(state), {name: Parameter(name not in frozen) for name in "abc"}
+    module = SimpleNamespace(named_parameters=lambda: list(known.items()))
+    wrapped, said = SimpleNamespace(module=module, parameters_to_ignore=ignored), []
+    for letter in backwards:
+        last.prepare(wrapped, not letter.isupper())
+        said.append("".join(name for name, one in known.items() if one.hooks))
+        for one in sorted(known, key=lambda name: name == letter.lower()):
+            if letter == "-":
+                break
+            for hook in list(known[one].hooks.values()):
+                hook(None)
+        said[-1] += f" {boundaries[0]}" if boundaries else ""
+        boundaries.clear()
+    return said

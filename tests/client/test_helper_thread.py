@@ -14,7 +14,6 @@ import pytest
 from tests.client.daemon_side import Folder
 from tests.client.simulated_cuda import torch
 from tests.manual_clock import ManualClock
-from warpwatch import iterations, steps
 from warpwatch.captures import profilers
 from warpwatch.helper_thread import HelperThread
 from warpwatch.iterations import IterationClock
@@ -162,9 +161,8 @@ def test_stacks_need_an_inbox_with_room_and_every_ring_has_commands_of_its_own(
 
 
 def test_the_end_waits_5_s_for_an_export_and_writes_what_is_left(
-    folder: Folder, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, clock: ManualClock
 ) -> None:
-    monkeypatch.setattr(iterations, "monotonic_ns", vars(steps)["monotonic_ns"])
     monitor = Monitor(IterationClock())
     helper = HelperThread(monitor, "demo", folder.environment(), clock.monotonic, clock.sleep)
     helper._round()

@@ -18,7 +18,11 @@ def test_a_process_group_has_the_place_that_torchrun_does_not_say(
     group: Any = dict.fromkeys(("is_available", "is_initialized"), lambda: True)
     group |= {"get_rank": lambda: 2, "get_world_size": lambda: 6}
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**group))
-    places = ({}, {"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}, {"RANK": "3", "WORLD_SIZE": "4"})
+    places: list[dict[str, str]] = [
+        {},
+        {"SLURM_PROCID": "5", "SLURM_NTASKS": "8"},
+        {"RANK": "3", "WORLD_SIZE": "4"},
+    ]
     found = [describe("a", environ) for environ in places]
     assert [(one["rank"], one["world_size"]) for one in found] == [(2, 6), (2, 6), (3, 4)]
 
