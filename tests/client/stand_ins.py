@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from warpwatch import model
+from tests.manual_clock import ManualClock
+from warpwatch import model, monitor, steps
 from warpwatch.hooks.backward import LastGradient
 from warpwatch.hooks.hook_state import ClockChoice, HookState
+from warpwatch.monitor import Monitor
+from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS
+from warpwatch.steps import StepClock
 
 
 class Group:
@@ -121,9 +125,9 @@ def gradients(backwards: str, frozen: str = "", ignored: str = "") -> list[str]:
     have a hook go before.
     """
     state, boundaries = HookState(), list[int]()
-    monitor: Any = SimpleNamespace(clock=SimpleNamespace(replace_innermost=boundaries.append))
-    monitor.phase = lambda name: SimpleNamespace(index=name)
-    state.monitor, state.in_backward = monitor, True
+    clock = SimpleNamespace(replace_innermost=boundaries.append)
+    watched: Any = SimpleNamespace(clock=clock, phase=lambda name: SimpleNamespace(index=name))
+    state.monitor, state.in_backward = watched, True
     last, known = LastGradient(state), {name: Parameter(name not in frozen) for name in "abc"}
     module = SimpleNamespace(named_parameters=lambda: list(known.items()))
     wrapped, said = SimpleNamespace(module=module, parameters_to_ignore=ignored), []
@@ -138,3 +142,40 @@ def gradients(backwards: str, frozen: str = "", ignored: str = "") -> list[str]:
         said[-1] += f" {boundaries[0]}" if boundaries else ""
         boundaries.clear()
     return said
+
+
+def stepped(story: str) -> list[Any]:
+    """Return what a monitor has counted in a story, and what its calls returned.
+
+    ``step`` has samples and tokens, ``end`` and ``fail`` leave the innermost step or phase,
+    ``advance`` is in ms; other acts are methods of the monitor or of its clock.
+    """
+    passing, opened, said = ManualClock(), list[Any](), list[Any]()
+    watched = Monitor(StepClock())
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (monitor, steps):
+            patch.setattr(module, "monotonic_ns", lambda: round(passing.monotonic() * 1e9))
+        for act in story.split("; "):
+            name, *given = act.split()
+            numbers: list[Any] = [int(one) for one in given if one.lstrip("-").isdigit()]
+            if name == "advance":
+                passing.advance(numbers[0] / 1000)
+            elif name == "begin":
+                opened.append(watched.clock.begin())
+            elif name in ("step", "phase"):
+                opened.append(getattr(watched, name)(*(numbers or given)))
+                opened[-1].__enter__()
+            elif name in ("end", "fail"):
+                error = ValueError() if name == "fail" else None
+                opened.pop().__exit__(type(error), error, None)
+            else:
+                owner = watched if hasattr(watched, name) else watched.clock
+                said.append(getattr(owner, name)(*(numbers or given)))
+        clock, totals = watched.clock, watched.clock.totals
+    phases_ms = [round(ns / 1e6) for ns in totals[FIRST_PHASE:]]
+    spent = {
+        "step": round(totals[DURATION] / 1e6),
+        **dict(zip(clock.phase_names, phases_ms, strict=False)),
+    }
+    counted = [watched.step_clock, clock.steps, totals[SAMPLES], totals[TOKENS]]
+    return [*(one for one in said if isinstance(one, bool)), *counted, spent]

@@ -63,24 +63,6 @@ def in_thread(work: Callable[[], None]) -> None:
     thread.join(DEADLINE_S)
 
 
-def test_a_step_lasts_from_the_end_of_the_one_before(watched, clock):
-    with watched.step():
-        clock.advance(0.02)
-    clock.advance(0.03)
-    take_step(watched)
-    assert watched.clock.steps == 2
-    assert totals_ms(watched) == {"step": 50, "other": 50}
-
-
-def test_nested_phases_are_disjoint_and_fill_a_step(watched, clock):
-    with watched.step(), watched.phase("forward"):
-        clock.advance(0.02)
-        with watched.phase("comm"):
-            clock.advance(0.03)
-        clock.advance(0.01)
-    assert totals_ms(watched) == {"step": 60, "other": 0, "forward": 30, "comm": 30}
-
-
 def test_waiting_for_data_belongs_to_the_step_it_ends(watched, clock):
     def slow() -> Iterator[int]:
         for item in range(3):
@@ -104,39 +86,6 @@ def test_waiting_for_data_belongs_to_the_step_it_ends(watched, clock):
     with watched.step():
         assert list(watched.wrap(StartsWorkers())) == []
     assert totals_ms(watched)["data_wait"] == 50
-
-
-def test_what_runs_between_phases_can_be_a_phase(watched, clock):
-    with watched.step():
-        watched.switch("forward")
-        in_thread(partial(watched.switch, "other"))
-        clock.advance(0.02)
-        with watched.phase("backward"), watched.phase("comm"):
-            # From the end of both on.
-            watched.switch("other")
-            clock.advance(0.03)
-        clock.advance(0.04)
-        watched.switch("forward")
-    # Up to the end of the step at most.
-    clock.advance(0.01)
-    take_step(watched)
-    times_ms = {"step": 100, "other": 50, "forward": 20, "backward": 0, "comm": 30}
-    assert totals_ms(watched) == times_ms
-
-
-def test_a_clock_that_starts_again_forgets_its_step(watched, clock):
-    take_step(watched)
-    watched.clock.begin()
-    watched.clock.count(samples=4)
-    before = faults.count()
-    with watched.phase("forward"), watched.phase("comm"):
-        clock.advance(0.02)
-        watched.clock.restart()
-        clock.advance(0.03)
-    watched.clock.end()
-    assert counts(watched) == (2, 0, 0)
-    assert totals_ms(watched) == {"step": 30, "other": 30, "forward": 0, "comm": 0}
-    assert faults.count() == before
 
 
 def test_a_phase_ends_with_another_thread_inside(watched, clock):
@@ -165,6 +114,7 @@ def test_another_thread_neither_counts_nor_disturbs_the_phases(watched):
     def elsewhere() -> None:
         with watched.step() as step, watched.phase("prefetch"):
             step.count(tokens=7)
+        watched.switch("other")
 
     watched.lead("optimizer")
     with watched.clock as step:
@@ -318,31 +268,6 @@ def test_a_wrapped_loader_keeps_no_batch_alive(watched):
         assert alive[-1]() is None
 
 
-@pytest.mark.parametrize(("source", "steps"), [("optimizer", 1), ("lightning", 1), ("step()", 0)])
-def test_a_step_no_one_led_is_the_first_led(watched, source, steps):
-    watched.clock.begin()
-    assert watched.lead(source)
-    watched.clock.end()
-    assert (watched.step_clock, watched.clock.steps) == (source, steps)
-
-
-def test_a_stronger_clock_drops_a_weaker_ones_step_and_keeps_the_lead(watched):
-    assert watched.lead("dataloader")
-    watched.clock.begin()
-    assert watched.lead("optimizer")
-    assert not watched.clock.open
-    assert not watched.lead("dataloader")
-    assert watched.lead("lightning")
-    assert not watched.lead("transformers")
-    watched.clock.begin()
-    watched.release("lightning")
-    assert not watched.clock.open
-    assert watched.lead("dataloader")
-    assert watched.clock.steps == 0
-    take_step(watched)
-    assert (watched.step_clock, watched.clock.steps) == ("step()", 1)
-
-
 def test_an_optimizer_at_the_address_of_a_deleted_one_is_new(watched, monkeypatch):
     class Optimizer:
         pass
@@ -354,14 +279,6 @@ def test_an_optimizer_at_the_address_of_a_deleted_one_is_new(watched, monkeypatc
         for is_new in (True, False):
             watched.clock.steps += TURN_STEPS
             assert choice.takes_over(second, first, watched.clock) == is_new
-
-
-def test_a_failed_step_is_not_counted_and_its_exception_passes(watched):
-    with pytest.raises(ZeroDivisionError), watched.step(samples=8):
-        1 / 0  # noqa: B018
-    with watched.step(samples=1):
-        pass
-    assert counts(watched) == (1, 1, 0)
 
 
 def test_an_interrupt_at_the_begin_of_a_step_costs_that_step_only(watched):
@@ -471,32 +388,6 @@ def test_a_closed_file_is_no_error(watched, clock, ring):
     now = round(clock.monotonic() * 1e9)
     assert ring.words[WORD_STEP_BEGUN] == 3 and ring.words[WORD_STEP_BEGUN_AT] + 9_000 > now
     ring.command_fd = -1
-
-
-def test_a_step_inside_a_step_counts_once_with_the_outer_samples(watched):
-    with watched.step(samples=8, tokens=1) as step:
-        with watched.step(samples=3), watched.step():
-            pass
-        step.count(samples=2, tokens=7)
-    assert counts(watched) == (1, 10, 8)
-
-
-def test_counts_that_are_too_large_are_bounded(watched):
-    for samples in (2, -3, 1 << 60):
-        with watched.step(samples=samples, tokens=samples):
-            pass
-    # A larger count than 48 bits hold is a mistake.
-    assert counts(watched) == (3, *[2 + (1 << 48) - 1] * 2)
-
-
-def test_the_seventeenth_phase_is_other_time(watched):
-    with watched.step():
-        for number in range(17):
-            with watched.phase(f"part {number}"):
-                pass
-    assert len(watched.clock.phase_names) == len(watched.phases) == 16
-    assert watched.clock.phase_names[0] == "part_0"
-    assert len(watched.clock.totals) == 6 + 16
 
 
 def test_a_forked_child_keeps_what_it_must_not_destroy():
