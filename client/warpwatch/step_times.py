@@ -158,11 +158,10 @@ class CudaSteps:
         event: PooledEvent | None,
         now: int,
         ring: RingWriter | None,
-        begins: bool,
     ) -> None:
         """Queue the step that ended ``now`` on the CPU until the GPU has finished it.
 
-        With ``begins`` the next step starts there.
+        The next step starts there, unless it has a start of its own.
         """
         marks, begin, previous_end = self._marks, self._begin, self._previous_end
         # Events of two devices cannot be compared.
@@ -175,7 +174,7 @@ class CudaSteps:
             # At the very same time: the next step begins there, too.
             previous_end = None
         self._pending.append((row, marks, begin, previous_end))
-        self._previous_end, self._begin, self._marks = event, event if begins else None, []
+        self._previous_end, self._begin, self._marks = event, event, []
         self._whole = True
 
     def restart(self) -> None:
@@ -462,7 +461,7 @@ class PhaseTimes:
         if self.gpu is None:
             ended.append(step)
         else:
-            self.gpu.end(step, event, now, self.ring, begins=what == NEXT)
+            self.gpu.end(step, event, now, self.ring)
 
     def _write(self, steps: list[StepRow]) -> None:
         """Count and write finished steps; a new ring gets the totals even without new steps."""

@@ -223,7 +223,7 @@ class StepClock(PhaseTimes):
         self.settle()
         if self.capturing and self.captures is not None:
             self.captures.step_ended(self, self.steps - 1)
-        self._settle_ns = 0 if self.capturing else now + SETTLE_INTERVAL_NS
+        self._settle_ns = now + SETTLE_INTERVAL_NS
 
     def _poll(self, now: int) -> None:
         """Report the started step and check for a command; skipped at most short steps."""

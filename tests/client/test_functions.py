@@ -22,8 +22,9 @@ from warpwatch.hooks.dataloader import measure
 from warpwatch.iterations import ServeCounts
 
 MODULES = {
-    "": "json",
-    "warpwatch": "attach gil_stacks helper_thread identity launch protocol stacks step_times steps",
+    "": "copy json",
+    "warpwatch": "attach gil_stacks helper_thread identity launch monitor protocol stacks "
+    "step_times steps",
     "warpwatch.captures": "memory recording safety",
     "warpwatch.hooks": "backward hook_state serving sglang vllm",
 }

@@ -1,6 +1,5 @@
 """Tests of the step clock without a daemon."""
 
-import copy
 import json
 import os
 import signal
@@ -241,20 +240,6 @@ def test_a_folder_in_which_no_ring_can_be_made_is_closed(watched, folder):
         helper._attach()
     opened = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
     assert str(folder.path) not in opened
-
-
-def test_a_wrapped_loader_keeps_its_length_truth_and_attributes(watched):
-    class Loader(list[int]):
-        batch_size = 4
-
-    wrapped = watched.wrap(Loader([1, 2, 3]))
-    assert (len(wrapped), wrapped.batch_size, copy.copy(wrapped).batch_size) == (3, 4, 4)
-    assert list(wrapped) == list(wrapped) == [1, 2, 3]
-    assert bool(watched.wrap(iter([])))
-    with pytest.raises(TypeError):
-        len(watched.wrap(iter([])))
-    iterator = watched.wrap(iter([1, 2]))
-    assert (next(iterator), next(iterator), next(iterator, None)) == (1, 2, None)
 
 
 def test_a_wrapped_loader_keeps_no_batch_alive(watched):

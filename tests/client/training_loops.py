@@ -8,7 +8,6 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -254,25 +253,14 @@ def in_turn(*steppers: torch.optim.Optimizer) -> None:
         optimizer.step()
 
 
-def lettered(turns: str) -> Callable[[], None]:
-    """Each letter is an optimizer. All live as long as the loop: else their clocks were gone."""
-
-    def loop() -> None:
-        by_letter = {letter: sgd(model()) for letter in turns}
-        in_turn(*map(by_letter.__getitem__, turns))
-
-    return loop
+def phases_of_one_optimizer_each() -> None:
+    first, second = sgd(model(), model())
+    in_turn(*[first] * 100, *[second] * 100)
 
 
-# After a step of each nothing tells a turn of the second's from a step of both.
-a_clock_that_stands_still = lettered("ab" + 20 * "b")
-phases_of_one_optimizer_each = lettered(100 * "a" + 100 * "b")
-phases_that_come_back = lettered(3 * (10 * "a" + 10 * "b"))
-phases_of_two_optimizers_each = lettered(20 * "ab" + 20 * "cd")
-a_critic_that_steps_five_times = lettered(10 * "cccccg")
-a_generator_before_its_critics_five_steps = lettered(10 * "gccccc")
-# For as long as it takes to know; then each step of the second counts.
-a_clock_that_steps_no_more_after_many_turns = lettered(50 * "ab" + 30 * "b")
+def a_critic_that_steps_five_times() -> None:
+    critic, generator = sgd(model(), model())
+    in_turn(*[*[critic] * 5, generator] * 10)
 
 
 def an_optimizer_that_shared_all_steps_before_it_steps_alone() -> None:
@@ -286,15 +274,6 @@ def a_new_optimizer_for_each_inner_loop() -> None:
     outer, inner = sgd(model()), [sgd(model()) for _ in range(20)]
     for optimizer in inner:
         in_turn(*[optimizer] * 5, outer)
-
-
-def a_clock_that_steps_no_more_and_slow_steps() -> None:
-    first, second = sgd(model(), model())
-    in_turn(*[first, second] * 5)
-    for _ in range(10):
-        # The time after which few are waited for.
-        spend(11)
-        in_turn(second)
 
 
 def two_networks_on_one_batch() -> None:

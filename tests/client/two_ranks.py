@@ -156,27 +156,6 @@ def data_parallel() -> None:
     train(DistributedDataParallel(ddp.module), "frozen")
 
 
-class Branches(torch.nn.ModuleDict):  # type: ignore[misc]
-    branch = "first"
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self[self.branch](x)
-
-
-def changing() -> None:
-    """The last gradient comes from another layer from the fifth step on."""
-    module = Branches({"first": torch.nn.Linear(4, 4), "second": torch.nn.Linear(4, 4)})
-    ddp = DistributedDataParallel(module, find_unused_parameters=True)
-    found["last_gradients"] = []
-    for branch, steps in (("first", 5), ("second", 15)):
-        module.branch = branch
-        for _ in range(steps):
-            ddp(torch.ones(2, 4)).sum().backward()
-        parameters = module.named_parameters()
-        hooked = [name for name, p in parameters if p._post_accumulate_grad_hooks]
-        found["last_gradients"].append([name.partition(".")[0] for name in hooked])
-
-
 def sharded() -> None:
     from torch.distributed.fsdp import fully_shard
 
@@ -244,7 +223,6 @@ def main(folder: str, hooks: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=RANK, world_size=2)
     both()
     data_parallel()
-    changing()
     compiled_data_parallel()
     sharded()
     reported = [found]

@@ -258,8 +258,6 @@ class RecordingSession:
 
     def expire(self) -> None:
         """Give up if the start step or the end of the recording is late. In either thread."""
-        if self.dropped:
-            return
         now = self._monotonic()
         if not self.begun and now > self.deadline:
             self.disarm("start step did not begin in time")
