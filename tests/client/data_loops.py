@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
@@ -19,7 +18,6 @@ from tests.client.loop_base import (
     learn,
     model,
     sgd,
-    spend,
     state,
     train,
     trained,
@@ -60,14 +58,6 @@ def the_first_batch_is_looked_at(net: Any, optimizer: Any) -> None:
             learn(net, optimizer, batch)
 
 
-def one_batch_ahead(net: Any, optimizer: Any) -> None:
-    batches = iter(data(8))
-    (ahead,) = next(batches)
-    while ahead is not None:
-        batch, ahead = ahead, next(batches, [None])[0]
-        learn(net, optimizer, batch)
-
-
 def the_users_own_numbers() -> None:
     monitor = warpwatch.attach()
     net, optimizer = trained()
@@ -76,11 +66,6 @@ def the_users_own_numbers() -> None:
             learn(net, optimizer, batch)
         # It belongs to the next step.
         net(batch).sum().backward()
-
-
-def two_loaders_that_give_one_step_s_data(net: Any, optimizer: Any) -> None:
-    for (first,), (second,) in zip(data(5), data(5, 2), strict=True):
-        learn(net, optimizer, torch.cat([first, second]))
 
 
 class Nested(IterableDataset[torch.Tensor]):  # type: ignore[misc]
@@ -92,17 +77,6 @@ class Nested(IterableDataset[torch.Tensor]):  # type: ignore[misc]
 def a_dataset_that_loads_itself(net: Any, optimizer: Any) -> None:
     for batch in DataLoader(Nested(), batch_size=1):
         learn(net, optimizer, batch)
-
-
-def training_data_that_is_evaluated(net: Any, optimizer: Any) -> None:
-    batches = iter(data(4 + 3 + 4))
-    for number, (batch,) in enumerate(batches):
-        learn(net, optimizer, batch)
-        if number == 3:
-            with torch.no_grad():
-                for (held_out,) in itertools.islice(batches, 2):
-                    net(held_out)
-                    spend()
 
 
 def data_that_fails(net: Any, optimizer: Any) -> None:

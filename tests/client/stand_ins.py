@@ -2,6 +2,8 @@
 
 import gc
 import sys
+from functools import partial
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 from tests.manual_clock import ManualClock
 from warpwatch import model, monitor, steps
 from warpwatch.hooks.backward import LastGradient
+from warpwatch.hooks.dataloader import LoaderHook
 from warpwatch.hooks.hook_state import ClockChoice, HookState
+from warpwatch.hooks.modules import EvalHook, ModuleHook
 from warpwatch.monitor import Monitor
 from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS
 from warpwatch.steps import StepClock
@@ -179,3 +183,60 @@ def stepped(story: str) -> list[Any]:
     }
     counted = [watched.step_clock, clock.steps, totals[SAMPLES], totals[TOKENS]]
     return [*(one for one in said if isinstance(one, bool)), *counted, spent]
+
+
+def called(story: str) -> list[str]:
+    """Return the phases that calls of a model start, and its backwards.
+
+    ``f`` is a call with gradients; ``t`` and ``e`` are calls without, in training and in evaluation
+    mode; ``b`` is a backward. ``d`` loads a batch, ``s`` ends a step, ``v`` is ``Module.eval``.
+    """
+    state, said = HookState(), list[str]()
+    clock = SimpleNamespace(thread=get_ident(), steps=0)
+    watched: Any = SimpleNamespace(clock=clock, switch=said.append)
+    state.monitor, hook, evaluated = watched, ModuleHook(None, state), EvalHook(state)
+    for act in story:
+        if act == "b":
+            state.backwards, state.samples = state.backwards + 1, 0
+            said.append("backward")
+        elif act == "d":
+            state.batches, state.samples = state.batches + 1, 4
+        elif act == "s":
+            clock.steps += 1
+        elif act == "v":
+            evaluated.called()
+        else:
+            state.is_grad_enabled = partial(bool, act == "f")
+            hook.begin(SimpleNamespace(training=act != "e"), ())
+    return said
+
+
+class Loader:
+    """An iterator of a DataLoader."""
+
+
+def loaded(story: str) -> tuple[str, int, int]:
+    """Return the purpose of each batch (see dataloader.py), the unused samples, and the batches.
+
+    A capital letter is a batch of that loader, ``m`` makes the process a rank, ``n`` and ``g`` are
+    without and with gradients, ``!`` ends the last loader; ``b`` and ``u`` are a backward and an
+    update.
+    """
+    state, purposes, loaders = HookState(), "", dict[str, Loader]()
+    hook = LoaderHook(state)
+    for act in story:
+        if act == "b":
+            state.backwards, state.samples = state.backwards + 1, 0
+        elif act == "u":
+            state.updates += 1
+        elif act == "m":
+            state.monitor = Monitor(StepClock())
+            state.monitor.clock.adopt()
+        elif act in "ng":
+            state.is_grad_enabled = partial(bool, act == "g")
+        elif act == "!":
+            hook.failed(int(purposes[-1]))
+        else:
+            purposes += str(hook.before(loaders.setdefault(act, Loader())))
+            hook.after(int(purposes[-1]), [SimpleNamespace(shape=(4, 8))])
+    return purposes, state.samples, state.batches

@@ -294,14 +294,6 @@ def test_the_programs_profiler_waits_for_a_thread_that_does_not_come_by_up_to_a_
     assert len(said) == 2 and sum(clock.slept) == pytest.approx(30, abs=0.01)
 
 
-def test_the_budget_samples_often_at_first_seldom_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget, sampled = EventBudget(), list[int]()
-    monkeypatch.setattr(budget, "sample", sampled.append)
-    for number in range(64):
-        budget.before_step(number)
-    assert sampled == [0, 1, 3, 6, 10, 16, 25, 39, 56]
-
-
 # An operator has 25 events, and 40 on a GPU, until a capture has shown how many.
 @pytest.mark.parametrize(("cuda", "events"), [(False, 1000), (True, 1600)])
 def test_the_budget_follows_autograds_counter(cuda: bool, events: int, monkeypatch: Any) -> None:

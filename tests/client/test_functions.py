@@ -23,10 +23,10 @@ from warpwatch.iterations import ServeCounts
 
 MODULES = {
     "": "copy json",
-    "warpwatch": "attach gil_stacks helper_thread identity launch monitor protocol stacks "
-    "step_times steps",
+    "warpwatch": "attach gil_stacks helper_thread identity iterations launch monitor protocol "
+    "stacks step_times steps",
     "warpwatch.captures": "memory recording safety",
-    "warpwatch.hooks": "backward hook_state serving sglang vllm",
+    "warpwatch.hooks": "backward calls hook_state optimizer serving sglang vllm",
 }
 TOLD = "begin drop end identify join lead note rest shut_down switch"
 
@@ -53,8 +53,7 @@ def told(module: Any, about: dict[str, Any], *calls: tuple[Any, ...]) -> list[An
             found = getattr(module, name)(*given)
             said += [] if found is None else [found]
     for name, before in vars(ServeCounts(0)).items():
-        after = getattr(counts, name)
-        after = after() if name == "sample" and after else after
+        after = counts.sample and counts.sample() if name == "sample" else getattr(counts, name)
         if name == "_counts":
             after = {(kind, i): n for kind, all_ in after.items() for i, n in enumerate(all_) if n}
             before = {}

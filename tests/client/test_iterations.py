@@ -128,18 +128,6 @@ def test_buckets_that_do_not_fit_are_in_records_before(ring, buckets, flags):
     assert sum(number for part in entries for _, _, number in part) == buckets
 
 
-def test_a_server_that_reports_idle_itself_is_idle_from_then_on(ring):
-    counts = ServeCounts(0)
-    counts.exact = True
-    assert counts.work(S // 4, after_idle=False)
-    assert not counts.work(S // 2, after_idle=True)
-    for now_ns in (3 * S // 4, 7 * S // 8):
-        counts.rest(now_ns)
-    counts.write(ring, S)
-    ((ns, idle_ns, *_),) = of(ring, protocol.RECORD_SERVE)
-    assert (ns, idle_ns) == (S, S // 2)
-
-
 def test_a_servers_process_is_seen_before_its_first_iteration_and_ends_cleanly(folder):
     with program(folder, CASES["serves"]) as process:
         eventually(lambda: folder.rings())

@@ -116,11 +116,6 @@ def test_status_and_signal_are_the_programs_own(folder):
     assert (found.returncode, b"usage: python -m warpwatch run" in found.stdout) == (0, True)
 
 
-def test_help_is_no_error(capsys):
-    assert launch.main(["--help"], "warpwatch run") == 0
-    assert capsys.readouterr().out.startswith("usage: warpwatch run [--job NAME] -- COMMAND")
-
-
 def test_a_program_without_torch_is_left_as_it_is(folder):
     code = (
         "import sys, threading\n"

@@ -20,7 +20,6 @@ from tests.client.loop_base import (
     backward,
     by_hand,
     data,
-    fit,
     learn,
     model,
     reported,
@@ -371,15 +370,6 @@ def evaluation(net: Any, optimizer: Any) -> None:
             break
     spend()
     train(net, optimizer)
-
-
-def evaluation_without_gradients_inside_only(net: Any, optimizer: Any) -> None:
-    for _ in range(2):
-        fit(net, optimizer, 3)
-        for (batch,) in data(10):
-            with torch.no_grad():
-                net(batch)
-            spend()
 
 
 def checkpoint() -> None:
