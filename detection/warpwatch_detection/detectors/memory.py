@@ -25,7 +25,6 @@ from warpwatch_detection.detector import (
 )
 from warpwatch_detection.ranks import Exit, RankDevices, as_exit
 from warpwatch_detection.signals.memory_growth import MIN_SHARE, WINDOW_BLOCKS, MemoryGrowth
-from warpwatch_telemetry.anomalies import Detected
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
@@ -170,14 +169,17 @@ class MemoryLeak(MemoryDetector):
                 # Peers are named too that will be found when their block ends a record later.
                 leaking = {n: growth for n, growth in growths.items() if growth.suspected}
                 job.found = True
-                return (self._found(name, job, leaking, where, now),)
+                return self._found(name, job, leaking, where, now)
         was_found, job.found = job.found, False
         return changed(name, now, was_found, None)
 
     def _found(
         self, name: JobId, job: LeakingJob, leaking: dict[int, MemoryGrowth], where: str, now: float
-    ) -> Detected:
+    ) -> Results:
         trends = {number: growth.window.trend() for number, growth in leaking.items()}
+        if not all(trend.limit for trend in trends.values()):
+            # Growth that became faster begins with few points.
+            return ()
         worst = max(trends, key=lambda number: trends[number].slope)
         window, slope = leaking[worst].window, trends[worst].slope
         lasts_s = []
@@ -192,7 +194,7 @@ class MemoryLeak(MemoryDetector):
         if lasts_s:
             text += f": out of memory in about {duration(min(lasts_s))}"
         rank, step = worst if len(leaking) == 1 else None, job.ranks[worst].step
-        return job_found(name, now, text, slope, 0.0, rank=rank, step=step, begin_step=begin)
+        return (job_found(name, now, text, slope, 0.0, rank=rank, step=step, begin_step=begin),)
 
     def _status(self, name: JobId, rank: int, growth: MemoryGrowth, where: str) -> DetectorStatus:
         window, trend, exhaustion = growth.window, growth.window.trend(), growth.exhaustion

@@ -126,7 +126,7 @@ class ShiftDetector(StepsDetector[ShiftJob]):
             if accepted and job.iterations.bins:
                 job.iterations.accept(level)
                 job.shifts.samples, job.last_rise = SignalHistory(), None
-            return (seen.cleared(),)
+            return (seen.cleared(for_good=accepted),)
         return (self.found(job, rise, level, seen),)
 
     def statuses(self) -> Iterable[DetectorStatus]:

@@ -430,8 +430,7 @@ class Rise:
 
     def is_over(self, level: float) -> bool:
         """Return whether the rise is over. ``level``: the mean of the newest CLOSING_SAMPLES."""
-        enough = self.samples >= CLOSING_SAMPLES
-        return enough and level < self.baseline + CLOSING_SHARE * self.size
+        return level < self.baseline + CLOSING_SHARE * self.size
 
     def is_accepted(self, now: float) -> bool:
         return self.samples >= ACCEPT_SAMPLES and now - self.time >= ACCEPT_AFTER_S

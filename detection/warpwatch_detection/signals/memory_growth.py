@@ -122,6 +122,9 @@ MIN_SHARE = 0.25
 # Growth has at least two points in each sixth. At MAX_POINTS every second point is dropped.
 MIN_POINTS = 12
 MAX_POINTS = 24
+# The next gap, in gaps before every second point is dropped: twice, with room for jitter. Points
+# that came closer together than the older ones would look like growth that slows down.
+NEXT_GAP = 1.9
 # A level that does not grow keeps this many points.
 FLAT_POINTS = 4
 # If the last third grew by less than this part of an even share, there is no growth.
@@ -160,8 +163,8 @@ class Exhaustion(Growth):
             self._restart(self.points[-FLAT_POINTS:])
             return was
         if len(self.points) >= MAX_POINTS:
-            self.points = self.points[1::2]
-            self.apart_s *= 2
+            gaps_s = [after.time - before.time for before, after in pairwise(self.points)]
+            self.points, self.apart_s = self.points[1::2], NEXT_GAP * median(gaps_s)
         return self.grows
 
     def _is_due(self, point: GrowthPoint) -> bool:
