@@ -5,8 +5,10 @@ from tests.conftest import Cases
 
 MODULES = {
     "": "math",
-    "warpwatch_detection": "detector ranks runs",
+    "warpwatch_detection": "config detector ranks runs",
     "warpwatch_detection.detectors": "deaths memory run_regression",
+    "warpwatch_detection.detectors.devices": "errors",
+    "warpwatch_detection.detectors.serving": "latency_regression",
     "warpwatch_detection.signals": "baselines level_shift memory_growth peers rank_levels samples",
     "warpwatch_telemetry": "jobs records",
 }
