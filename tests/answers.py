@@ -14,6 +14,12 @@ def raised(work: Callable[..., object], *arguments: object) -> object:
         return f"{type(error).__name__}: {error}"
 
 
+def limits(module: Any) -> dict[str, object]:
+    """Return the module's own numbers and names: its intervals, limits and labels."""
+    own = sorted(vars(module).items())
+    return {name: of for name, of in own if name.isupper() and isinstance(of, float | int | str)}
+
+
 def answered(work: Callable[..., object], *arguments: object, of: Any, **answers: Any) -> object:
     """Return the result while a module's functions have these answers: values, or functions."""
     with pytest.MonkeyPatch.context() as patch:

@@ -11,11 +11,12 @@ import pynvml
 import pytest
 
 from tests import expressions
-from tests.answers import answered, raised
+from tests.answers import answered, limits, raised
 from tests.conftest import Cases
 from tests.locks import held
 from warpwatch_devices import processes
 from warpwatch_devices.attribution import source as attribution
+from warpwatch_devices.dcgm import source as dcgm_source
 from warpwatch_devices.nvml import fields
 from warpwatch_devices.nvml import processes as nvml_processes
 
@@ -91,12 +92,8 @@ def test_each_expression_has_its_golden_value(
                 (root / name).write_text(text)
         return root
 
-    calls: dict[str, object] = {
-        "raised": raised,
-        "answered": answered,
-        "held": held,
-        "failing": failing,
-    }
-    calls |= {"nvml": nvml, "reads": reads, "tree": tree}
-    more = {"attribution": attribution, "nvml_processes": nvml_processes}
-    expressions.check(cases, "devices/functions.txt", MODULES, calls | more)
+    calls = (raised, answered, limits, held, failing, nvml, reads, tree)
+    more: dict[str, object] = {call.__name__: call for call in calls}
+    more |= {"attribution": attribution, "dcgm_source": dcgm_source}
+    more["nvml_processes"] = nvml_processes
+    expressions.check(cases, "devices/functions.txt", MODULES, more)

@@ -1,7 +1,7 @@
 """Results of functions and small classes of the exporters, as a golden file of expressions."""
 
 from tests import expressions
-from tests.answers import answered, raised
+from tests.answers import answered, limits, raised
 from tests.conftest import Cases
 from tests.exporters import states
 
@@ -16,5 +16,5 @@ MODULES = {
 
 
 def test_each_expression_has_its_golden_value(cases: Cases) -> None:
-    more = vars(states) | {"answered": answered, "raised": raised}
+    more = vars(states) | {"answered": answered, "limits": limits, "raised": raised}
     expressions.check(cases, "exporters/functions.txt", MODULES, more)
