@@ -95,6 +95,7 @@ def test_metrics_have_the_names_labels_and_units_of_the_page(server: Receiver, g
     site.state = replace(STATE, devices=(*STATE.devices, modes))
     site.advance()
     assert site.exporter._current()[0]._endpoint == f"{server.url}/v1/metrics"
+    assert server.requests[-1][1]["Content-Encoding"] == "gzip"
     metrics = metrics_in(server)
     names = ("device_power_watts", "steps", "step_duration_seconds")
     shown = [MessageToDict(metrics[f"warpwatch_{name}"]) for name in names]
