@@ -215,7 +215,9 @@ def test_profiling_is_paused_while_a_capture_wants_the_counters(
     assert [text.partition(":")[0] for text in caplog.messages] == ["DCGM does not pause profiling"]
 
 
-def test_a_pause_that_lasts_too_long_is_ended_and_not_begun_again(node: Node) -> None:
+def test_a_pause_that_lasts_too_long_is_ended_and_not_begun_again(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     node.run()
     node.wanted = True
     node.run(600)
@@ -233,6 +235,10 @@ def test_a_pause_that_lasts_too_long_is_ended_and_not_begun_again(node: Node) ->
     node.engine.can_pause = node.wanted = False
     node.run(1)
     assert (node.health.up, node.health.reason) == (True, "")
+    assert caplog.messages == [
+        "profiling is resumed: a capture kept it paused too long",
+        "DCGM does not resume profiling: This request is serviced by a module that is not loaded",
+    ]
 
 
 def test_a_pause_that_outlived_the_connection_is_ended_or_begun_again(node: Node) -> None:

@@ -1,5 +1,6 @@
 """The nvml source on a fake driver with eight GPUs, round by round, and in a process of its own."""
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -103,7 +104,8 @@ def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(source):
     assert nvml.calls(INIT) == nvml.calls("nvmlShutdown") == 1
 
 
-def test_three_gpus_fail_in_three_ways_and_the_others_keep_their_rate(source):
+def test_three_gpus_fail_in_three_ways_and_the_others_keep_their_rate(source, caplog):
+    caplog.set_level(logging.INFO)
     nvml = source.begin()
     nvml.driver.set(3, lost=1)
     nvml.driver.set(6, no_permission=1)
@@ -112,6 +114,12 @@ def test_three_gpus_fail_in_three_ways_and_the_others_keep_their_rate(source):
     source.wait(STUCK_AFTER_S)
     assert nvml.reasons(3, 6) == ["lost", "no_permission"]
     assert nvml.newest(5).up
+    assert caplog.messages == [
+        "NVML has 8 devices",
+        f"device 3 ({uuid(3)}): lost",
+        f"device 6 ({uuid(6)}): no_permission",
+        f"device {uuid(3)} (0000:1b:00): XID 79, GPU has fallen off the bus",
+    ]
     source.wait(2)
     assert nvml.reasons(3, 5, 6) == ["lost", "stuck", "no_permission"]
     assert nvml.up() == {0, 1, 2, 4, 7}
@@ -160,7 +168,8 @@ def test_a_gpu_that_hangs_from_the_start_is_known_by_its_index(source):
     assert "unknown-5" in nvml.sink.forgotten
 
 
-def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source):
+def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source, caplog):
+    caplog.set_level(logging.INFO)
     nvml = source.begin(7)
     # One is plugged in.
     nvml.driver.set(gpus=8)
@@ -180,6 +189,9 @@ def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(source)
     nvml.driver.set(2, absent=0)
     source.wait_while(lambda: nvml.up() != ALL, 13)
     assert [nvml.newest(gpu).device.index for gpu in (7, 0, 2)] == [0, 1, 3]
+    again = "devices have come, gone or changed places"
+    texts = ["NVML has 7 devices", again, "NVML has 8 devices", f"device 2 ({uuid(2)}): lost"]
+    assert caplog.messages == [*texts, again, "NVML has 7 devices", again, "NVML has 8 devices"]
     # It moved, and counts on, but not what was before its first reading there.
     assert busy_s < nvml.values(7)["busy_seconds_total"] < busy_s + 13
     # Another one takes the place of one: their number is the same.
@@ -220,7 +232,7 @@ def test_without_a_driver_the_source_waits(source, tmp_path, monkeypatch):
     assert (source.health.up, source.health.reason) == (True, "")
 
 
-def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source):
+def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source, caplog):
     nvml = source.nvml
     # The watchdog has not seen them yet.
     nvml.loops.run("nvml", *(f"nvml-{gpu}" for gpu in range(8)))
@@ -240,6 +252,8 @@ def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source)
     nvml.driver.set(driver_gone=None, driver_version="615.71.05")
     source.wait_while(lambda: nvml.up() != ALL, 7)
     assert nvml.newest(0).device.info["driver_version"] == "615.71.05"
+    texts = ["no NVML: the driver went away", "no NVML: NVML does not start: Driver Not Loaded"]
+    assert caplog.messages == texts
     assert source.failures == []
     nvml.driver.fail("nvmlDeviceGetMemoryInfo_v2", 999)
     nvml.rounds(2)

@@ -23,8 +23,14 @@ Golden = Callable[[str, bytes], None]
 
 
 @pytest.mark.parametrize(("name", "state"), [("metrics", full_state()), ("odd", odd_state())])
-def test_the_exposition_is_the_golden_one(golden: Golden, name: str, state: State) -> None:
+def test_the_exposition_is_the_golden_one(
+    golden: Golden, name: str, state: State, caplog: pytest.LogCaptureFixture
+) -> None:
+    prometheus._prefixes.clear()
     golden(f"{name}.prom", render(state))
+    missing = ("device_made_up ()", "device_clock_hertz ('sm', 'extra')") if name == "odd" else ()
+    text = "not exported, since the catalogue has no such series:"
+    assert caplog.messages == [f"{text} {one}" for one in missing]
 
 
 def test_openmetrics_is_the_golden_one_for_a_strict_parser(golden: Golden) -> None:
