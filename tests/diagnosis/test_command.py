@@ -57,14 +57,16 @@ def test_a_terminal_without_unicode_gets_the_text_all_the_same(tmp_path):
 
 def test_a_full_output_is_reported_but_not_a_closed_one(tmp_path):
     path = cpu_rank(0).write(tmp_path / "a.json")
+    # At its exit Python writes a buffered output again.
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
     with Path("/dev/full").open("wb") as full:
-        done = started(*MODULE, path, "--json", stdout=full.fileno())
+        done = started(*MODULE, path, stdout=full.fileno(), env=buffered)
     assert done.returncode == 2
     assert done.stderr == "python -m warpwatch_diagnosis: output: No space left on device\n"
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = started(*MODULE, path, "--json", stdout=writing)
+        done = started(*MODULE, path, stdout=writing, env=buffered)
         assert (done.returncode, done.stderr) == (0, "")
     finally:
         os.close(writing)
