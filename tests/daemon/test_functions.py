@@ -36,7 +36,7 @@ MODULES = {
     "warpwatch_detection.anomalies": "register tracked",
     "warpwatch_devices": "memory_groups processes processor_waits",
     "warpwatch_devices.nvml": "survey",
-    "warpwatch_capturing": "participant",
+    "warpwatch_capturing": "participant remote_store",
     "warpwatch_daemon.cli": "anomalies capture config diagnose doctor page parsing replay runs "
     "shim status top_screen",
     "warpwatch_daemon": "api_client",
@@ -49,6 +49,12 @@ MODULES = {
     "table",
     "warpwatch_daemon.state": "hub",
 }
+# Modules whose names others have, too.
+OTHERS = {
+    "agent_api": "for_fleet.api", "app": "agent.app", "cli_config": "cli.config",
+    "cli_daemon": "cli.daemon", "cli_demo": "cli.demo", "cli_main": "cli",
+    "runs_of": "history.runs", "settings": "config",
+}  # fmt: skip
 
 
 def asked(sent: list[Any], number: int, silent_s: float = 0.0, **about: Any) -> AskedRank:
@@ -138,11 +144,6 @@ def test_functions_return_the_golden_values(cases: Cases) -> None:
     known["a_run"] = partial(RunSummary, "uid/1000", "llama", time=NOW, first_time=NOW - 3600)
     known |= {one.__name__: one for one in HELPERS}
     known |= {"NOW": NOW, "here": here}
-    # Other modules have these names, too.
-    for name, module in (
-        ("settings", "config"),
-        ("runs_of", "history.runs"),
-        ("agent_api", "for_fleet.api"),
-    ):
-        known[name] = importlib.import_module(f"warpwatch_daemon.{module}")
+    for name, module in OTHERS.items():
+        known[name] = importlib.import_module(f"warpwatch_daemon.{module}".rstrip("."))
     expressions.check(cases, "daemon/functions.txt", MODULES, known)

@@ -224,9 +224,8 @@ class BusAgent:
         self._cancel: Callable[[], object] = lambda: None
 
     def run(self) -> None:
-        if not self._is_closed:
-            with contextlib.suppress(asyncio.CancelledError):  # by ``close``
-                asyncio.run(self._serve())
+        with contextlib.suppress(asyncio.CancelledError):  # by ``close``
+            asyncio.run(self._serve())
 
     def close(self) -> None:
         """End ``run`` once the last lines are published; from any thread."""

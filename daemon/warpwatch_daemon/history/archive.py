@@ -163,9 +163,8 @@ class HistoryStore:
         return connection
 
     def _move_aside(self, error: Exception) -> None:
+        # SQLite itself removes a log that lies beside an empty file.
         self._path.replace(self._aside)
-        for suffix in ("-wal", "-shm"):
-            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
         logger.error("new history of anomalies: %s, old file in %s", error, self._aside)
 
     def _complain(self, what: str, error: Exception) -> None:

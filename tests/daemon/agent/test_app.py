@@ -18,6 +18,7 @@ from tests.daemon.state.counted import counted
 from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
 from warpwatch_daemon.config import Config
+from warpwatch_daemon.history.runs import RunFiles
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_exporters.prometheus import Options
 from warpwatch_runtime.loading import parse
@@ -37,6 +38,12 @@ from warpwatch_telemetry.samples import (
 
 Make = Callable[..., Daemon]
 REQUEST = CaptureRequest("train", "nsys", "manual")
+# What HTTP asks.
+ASKED = (
+    "state", "overview", "exported", "lease", "request_capture", "prepare_capture",
+    "receive_alerts", "capture_file", "anomaly", "resolve_anomaly", "detector_statuses",
+    "run_summaries",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -71,6 +78,9 @@ def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
     make, tmp_path, golden_case, monkeypatch
 ):
     url = "http://127.0.0.1:9/"
+    run = RunSummary("ns/team", "llama", "r1", 2.0, 1.0, end_time=2.0, ranks=(0,))
+    (tmp_path / "store").mkdir()
+    RunFiles(tmp_path / "store").save(run)
     daemon = make(
         sources={
             "simulated": {"enabled": True},
@@ -89,6 +99,8 @@ def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
     steps: dict[str, Callable[[], None]] = {}
     loops: dict[str, Mock] = {}
     lines = [f"trusted for s: {daemon.hub._stale_after_s}\n"]
+    lines += [f"{name}: {getattr(daemon, name).__qualname__}\n" for name in ASKED]
+    assert daemon._known_pods == daemon.ranks._known_pods == daemon.hub.pods
 
     def every(name: str, interval_s: float, step: Callable[[], None]) -> Mock:
         steps[name] = step
@@ -97,6 +109,7 @@ def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
         return loops[name]
 
     monkeypatch.setattr(daemon.supervisor, "every", every)
+    monkeypatch.setattr(daemon.supervisor, "failures", lambda: {"pipeline": 3})
     # Before their start, loops are not woken.
     daemon._waking("positions")()
     daemon._hurry(busy=True)
@@ -120,6 +133,12 @@ def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
     for name in ("archive", "positions", "telemetry-log", "self", "gone-pods", "runs", "uploads"):
         steps[name]()
     assert sorted(path.name for path in (tmp_path / "inbox").iterdir()) == ["new", "pods"]
+    assert list(tmp_path.glob("remote/runs/*/llama/r1.json"))
+    assert counted(daemon.hub, "loop_failures_total", "pipeline") == 3
+    # Who has too much is not captured.
+    daemon.captures._quotas._excess = {7: "much"}
+    with pytest.raises(Refused, match="much"):
+        daemon.captures.policy.check_owners([7])
 
 
 def test_a_daemon_wants_the_counters_while_nsys_captures_and_ends_captures_with_itself(
@@ -186,6 +205,7 @@ def test_a_daemon_passes_what_is_configured_and_pushes_what_is_its_own(make):
     daemon.archive._complaint.make("no disk")
     assert daemon.missing() == ("nvml: gone", "no disk")
     daemon._fail("only a restart helps")
+    assert daemon.records().closed
     with pytest.raises(WarpwatchError, match="only a restart helps"):
         daemon.run()
     assert "Daemon.run" in str(signal.getsignal(signal.SIGINT))

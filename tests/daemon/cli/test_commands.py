@@ -58,6 +58,12 @@ def test_help_says_what_each_command_does_and_imports_none():
     )
     assert "  status    show jobs, anomalies and captures of a daemon" in lines
     assert (ended, imported) == ("2", "[]")
+    # Whoever reads the output may leave.
+    command = [sys.executable, "-m", "warpwatch_daemon", "metrics"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as left:
+        assert left.stdout is not None and left.stderr is not None
+        left.stdout.close()
+        assert (left.stderr.read(), left.wait()) == (b"", 0)
 
 
 @pytest.mark.parametrize(("line", "said"), CASES["unknown"])
