@@ -393,9 +393,8 @@ class Top(App[None]):
         width = 2 * self.size.width - MAX_WORD
         lines = [_cut(line, width) for line in finding_lines(reading.state, limit)]
         self.query_one("#findings", Static).update(Text("\n").join(lines))
-        own = [one for one in reading.state.captures if one.id == self._asked_for]
-        if own:
-            self._say(capture_text(own[0]).plain.strip())
+        for own in (one for one in reading.state.captures if one.id == self._asked_for):
+            self._say(capture_text(own).plain.strip())
 
     def _show_away(self, why: str) -> None:
         """Keep the last rows, and tell their age."""

@@ -38,7 +38,7 @@ from warpwatch_telemetry.samples import (
 
 Make = Callable[..., Daemon]
 REQUEST = CaptureRequest("train", "nsys", "manual")
-# What HTTP asks.
+# The sources of answers over HTTP.
 ASKED = (
     "state", "overview", "exported", "lease", "request_capture", "prepare_capture",
     "receive_alerts", "capture_file", "anomaly", "resolve_anomaly", "detector_statuses",
@@ -135,7 +135,7 @@ def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
     assert sorted(path.name for path in (tmp_path / "inbox").iterdir()) == ["new", "pods"]
     assert list(tmp_path.glob("remote/runs/*/llama/r1.json"))
     assert counted(daemon.hub, "loop_failures_total", "pipeline") == 3
-    # Who has too much is not captured.
+    # The processes of an owner over quota are not captured.
     daemon.captures._quotas._excess = {7: "much"}
     with pytest.raises(Refused, match="much"):
         daemon.captures.policy.check_owners([7])

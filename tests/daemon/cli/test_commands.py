@@ -58,7 +58,7 @@ def test_help_says_what_each_command_does_and_imports_none():
     )
     assert "  status    show jobs, anomalies and captures of a daemon" in lines
     assert (ended, imported) == ("2", "[]")
-    # Whoever reads the output may leave.
+    # A reader that exits ends the command in order.
     command = [sys.executable, "-m", "warpwatch_daemon", "metrics"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as left:
         assert left.stdout is not None and left.stderr is not None

@@ -1,7 +1,6 @@
 """The node beside its GPUs: NCCL's environment, the kernel log, schedulers, the host."""
 
 import os
-import resource
 import shutil
 import socket
 from collections.abc import Iterator
@@ -83,16 +82,6 @@ def test_the_kubelet_is_asked_for_where_there_is_kubernetes_and_one_that_is_sile
         server.listen()
         found.append(list(host.scheduler_checks(node)))
     golden_case("\n".join(line for checks in found for line in doctor.lines(checks)))
-
-
-def test_few_open_files_are_a_note(inputs, monkeypatch, golden_case):
-    machine = inputs(files={"/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"}).machine
-    found: list[Check] = []
-    for limits in ((1024, 1024), (1024, 4096), (65536, 65536), (1024, -1), (65536, -1)):
-        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
-        locked = (one for one in host._infiniband(machine) if one.name == "locked memory")
-        found += (host._open_files(), *locked)
-    golden_case("\n".join(doctor.lines(found)))
 
 
 def test_folders_need_rights_and_200_mib_and_shared_memory_8_gib(inputs, monkeypatch, golden_case):

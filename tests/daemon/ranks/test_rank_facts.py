@@ -17,7 +17,7 @@ from tests.waiting import eventually
 from warpwatch import protocol
 from warpwatch_daemon.agent.composition import RankLoad
 from warpwatch_daemon.ranks.counts import RankCounts
-from warpwatch_daemon.ranks.rank import OomKills, silent_reason
+from warpwatch_daemon.ranks.rank import silent_reason
 from warpwatch_daemon.ranks.rank_processes import RankProcessor, reading
 from warpwatch_devices import processor_waits
 from warpwatch_devices.processes import Process, read_process
@@ -177,21 +177,6 @@ def test_a_pid_that_the_kernel_does_not_confirm_says_nothing():
     assert silent_reason(own._replace(pid=gone), gone, uid) == "unknown"
 
 
-def test_a_process_in_a_frozen_control_group_is_stopped(tmp_path):
-    proc, group = tmp_path / "proc/7", tmp_path / "cgroup/pod/c"
-    proc.mkdir(parents=True)
-    group.mkdir(parents=True)
-    (proc / "cgroup").write_text("0::/pod/c\n")
-    identity = protocol.Identity(7, bytes(16), 4711, 0, 0, 1)
-    seen = identity, 7, os.getuid(), tmp_path / "proc", tmp_path / "cgroup"
-    # As is one that a debugger holds.
-    for state, frozen in (("S", 1), ("t", 0), ("T", 0), ("S", 0)):
-        reason = "holds the GIL" if (state, frozen) == ("S", 0) else "stopped"
-        (proc / "stat").write_text(f"7 (a) b) {state} " + "0 " * 18 + "4711 " + "0 " * 30)
-        (group / "cgroup.events").write_text(f"populated 1\nfrozen {frozen}\n")
-        assert silent_reason(*seen) == reason
-
-
 def test_a_device_is_as_busy_as_the_rank_on_it_that_waits_least():
     clock = ManualClock()
     ranks: list[RankState] = []
@@ -334,17 +319,6 @@ def test_a_limit_that_is_reached_and_cores_that_are_stolen_are_shares_of_the_tim
     assert processor.poll(104.0, {})["throttled_share"] == 0.0
 
 
-def test_a_wait_has_risen_only_since_it_was_told_who_has_the_cores(tmp_path, processor):
-    risen = []
-    for number, wait_s in enumerate((0.0, 0.1, 0.2, 1.2, 2.2)):
-        write(tmp_path / "7/task/7/schedstat", f"{number}000000000 {wait_s * 1e9:.0f} 5\n")
-        processor.poll(100.0 + 2 * number, {})
-        risen.append((processor.waits_long, processor.has_risen))
-        if number in (2, 3):
-            processor.mark_reported()
-    assert risen == [(False, False), (True, False), (True, False), (True, True), (True, False)]
-
-
 def test_where_the_kernel_says_nothing_nothing_is_known(tmp_path, processor):
     assert [processor.poll(at, {}) for at in (100.0, 102.0)] == [{}, {}]
     assert processor.take_counts() == {}
@@ -353,51 +327,5 @@ def test_where_the_kernel_says_nothing_nothing_is_known(tmp_path, processor):
     assert reading(family[7], family, tmp_path, tmp_path) == {"cpu_s": 1.5, "disk_wait": False}
 
 
-def group(
-    folder: Path, *, kills: int, limit: str = "max", current: int = 0, cache: int = 0
-) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.current").write_text(f"{current}\n")
-    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {cache}\n")
-    (folder / "memory.events").write_text(f"low 0\nmax 3\noom 1\noom_kill {kills}\n")
-    return folder
-
-
 def a_process(pid: int, parent: int = 1, state: str = "S", cpu_s: float = 1.0) -> Process:
     return Process(pid, state, parent, 5, cpu_s, 0.5, 4096, 0.0)
-
-
-def test_a_reading_is_of_the_process_and_all_that_it_started(tmp_path):
-    for pid in "7", "8":
-        write(tmp_path / "proc" / pid / "cgroup", "0::/pods/a\n")
-        status = "Name:\tpython\nVmRSS:\t 900 kB\nRssAnon:\t 700 kB\n"
-        write(tmp_path / "proc" / pid / "status", status)
-        write(tmp_path / "proc" / pid / "io", "rchar: 40\nwchar: 2\nsyscr: 9\nread_bytes: 0\n")
-    write(tmp_path / "proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 500 kB\n")
-    group(tmp_path / "cgroup", kills=0)
-    group(tmp_path / "cgroup/pods/a", kills=0, limit="400000", current=300_000, cache=50_000)
-    family = {7: a_process(7), 8: a_process(8, parent=7, state="D", cpu_s=2.0)}
-    assert reading(family[7], family, tmp_path / "proc", tmp_path / "cgroup") == {
-        "cpu_s": 4.0, "io_bytes": 84, "disk_wait": True, "anonymous_bytes": 700 * 1024,
-        "available_bytes": 150_000, "limit_bytes": 400_000,
-    }  # fmt: skip
-
-
-def test_a_risen_count_of_the_innermost_group_that_is_left_tells_an_oom_kill(tmp_path):
-    pod, container = group(tmp_path / "pod", kills=2), group(tmp_path / "pod/c", kills=0)
-    kills = OomKills()
-    kills.update([container, pod])
-    assert not kills.have_risen()
-    # A neighbour in the same pod.
-    group(pod, kills=3)
-    assert not kills.have_risen()
-    group(container, kills=1)
-    assert kills.have_risen()
-    # The container went with its process.
-    kills.update([container, pod])
-    for file in container.iterdir():
-        file.unlink()
-    assert not kills.have_risen()
-    group(pod, kills=4)
-    assert kills.have_risen()

@@ -1,6 +1,5 @@
 """The one state: of devices and jobs, and what the daemon counts about itself."""
 
-import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -11,11 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.daemon.state.counted import counted
 from tests.manual_clock import ManualClock
-from warpwatch_daemon.state.hub import DeviceTable, Hub
+from warpwatch_daemon.state.hub import Hub
 from warpwatch_runtime.agent_metrics import AgentMetrics
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.catalogue import CATALOGUE
-from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, PortReading
 from warpwatch_telemetry.samples import (
     Device,
@@ -28,7 +26,6 @@ from warpwatch_telemetry.state import RankState
 
 GPU = Device("GPU-1", 0, "H100", info={"driver_load": "boot/7", "pci_bus_id": "0:1a:0.0"})
 ENERGY = ("device_energy_joules_total", ())
-TOTAL = ("device_memory_total_bytes", ())
 
 
 @pytest.fixture
@@ -134,14 +131,6 @@ def test_tokens_of_a_job_are_told_by_the_joule_from_when_both_are_counted(hub):
     assert after(1700.0, 60) == 0.5
 
 
-def test_a_job_takes_of_a_gpu_what_its_rank_with_the_most_took(hub):
-    ranks = [replace(rank("train"), rank=at, memory_peak_allocated_bytes=at * 10) for at in (2, 6)]
-    show(hub, *ranks)
-    assert hub.state().jobs[0].memory_ratio is None, "how large the GPU is is not known"
-    hub.publish_device(DeviceSample(GPU, 1.0, {TOTAL: 80.0}))
-    assert hub.state().jobs[0].memory_ratio == 0.75
-
-
 def test_energy_of_two_sources_that_take_turns_is_never_more_than_the_device_used(hub):
     show(hub, rank("train"))
     elsewhere = replace(sample(1.0, 9e7), source="dcgm_exporter")
@@ -163,23 +152,6 @@ def test_jobs_and_ranks_on_one_device_share_its_energy(hub):
     show(hub, first, replace(second, status="exited"), rank("b"))
     assert use(hub, 190.0) == [110.0, 80.0]
     assert [rank.energy_j for rank in hub.state().ranks] == [80.0, 30.0, 80.0]
-
-
-def test_many_ranks_of_one_owner_take_no_more_of_a_devices_energy_than_one_of_another(hub):
-    theirs = [replace(rank("b"), rank=n, name=str(n), owner="uid/7") for n in range(4)]
-    show(hub, replace(rank("a"), owner="ns/team"), *theirs)
-    use(hub, 0.0, 80.0)
-    assert [rank.energy_j for rank in hub.state().ranks] == [40.0, 10.0, 10.0, 10.0, 10.0]
-
-
-@pytest.mark.parametrize("more", [None, {("device_mig_mode", ()): 1.0}])
-def test_energy_that_is_not_known_or_of_a_gpu_in_mig_mode_is_of_no_rank(hub, more):
-    show(hub, rank("a"))
-    for second in (1.0, 2.0):
-        values = {} if more is None else {ENERGY: 100.0 * second, **more}
-        hub.publish_device(DeviceSample(GPU, second, values))
-    state = hub.state()
-    assert (state.ranks[0].energy_j, state.jobs[0].energy_j) == (None, None)
 
 
 H100 = Device("GPU-1", 0, "NVIDIA H100 80GB HBM3")
@@ -218,35 +190,6 @@ def test_it_is_the_time_at_the_peak_of_what_a_capture_counted_by_the_time_of_a_s
     assert ratios(replace(RANK, steps_per_s=None), traces=[trace]) == {}
 
 
-def test_what_the_job_says_is_of_the_peak_of_its_precision() -> None:
-    said = replace(RANK, flops_per_token=6 * 7e9, precision="bfloat16")
-    assert ratios(said) == {"user": pytest.approx(6 * 7e9 * 8_000 / 989.4e12)}
-    by_sample = replace(RANK, flops_per_sample=1e12, precision="bfloat16")
-    assert ratios(by_sample) == {"user": pytest.approx(8e12 / 989.4e12)}
-    # Four ranks read the same tokens, and each computes a quarter.
-    parts = replace(said, parallel={"data": (0, 8), "tensor": (1, 2), "context": (0, 2)})
-    assert ratios(parts)["user"] == pytest.approx(ratios(said)["user"] / 4)
-    # One rank of two, a precision without a peak, a GPU that is not in the table.
-    assert ratios(said, replace(RANK, rank=1, name="1")) == {}
-    assert ratios(replace(said, precision="bf16")) == {}
-    assert ratios(replace(said, device="GPU-2")) == {}
-
-
-def test_parameters_and_tokens_are_the_fallback_of_a_model_that_is_not_split() -> None:
-    known = replace(RANK, parameters=7 * 10**9, precision="bfloat16", parallel={"data": (0, 8)})
-    expected = 6 * 7e9 * 8_000 / 989.4e12
-    assert ratios(known) == {"parameters": pytest.approx(expected)}
-    trace = {"window_s": 0.5, "steps": 4, "roofline": {"mfu_ratio": 0.2}}
-    assert ratios(known, traces=[trace]).keys() == {"shapes"}
-    assert ratios(replace(known, flops_per_token=1e10)).keys() == {"user"}
-    for unknown in (
-        {"parallel": {"tensor": (0, 2)}}, {"precision": ""}, {"tokens_per_s": None},
-        {"parameters": 0}, {"device": "GPU-2"},
-    ):  # fmt: skip
-        fields: dict[str, Any] = unknown
-        assert ratios(replace(known, **fields)) == {}
-
-
 def test_a_source_counts_by_name_and_labels_and_what_nothing_has_counted_yet_is_absent():
     hub = Hub(4.0)
     assert generate_latest(hub.metrics.registry) == b""
@@ -275,79 +218,3 @@ def test_every_metric_is_shown_as_the_catalogue_describes_it(name):
     assert (family.type, family.documentation) == (row.kind, row.help)
     assert (sample.name, sample.value) == (row.full_name, 1)
     assert sample.labels == dict(zip(row.labels, values, strict=True))
-
-
-POWER: SeriesKey = ("device_power_watts", ())
-TENSOR: SeriesKey = ("device_tensor_active_ratio", ())
-XID: SeriesKey = ("device_xid_errors_total", ("79",))
-NVML = DeviceSample(GPU, 1.0, {POWER: 300.0})
-USED = (DeviceProcess(7, "a", 1),)
-DCGM = DeviceSample(GPU, 1.0, {POWER: 290.0, TENSOR: 0.4}, processes=USED, source="dcgm")
-
-
-def table(*samples: DeviceSample, **by_source: float) -> DeviceTable:
-    table = DeviceTable(4.0, by_source)
-    for sample in samples:
-        table.put(sample, 100.0)
-    return table
-
-
-def failed(reason: str) -> DeviceSample:
-    return DeviceSample(GPU, 1.0, {XID: 1}, up=False, reason=reason)
-
-
-def test_of_two_values_the_better_sources_stands_whatever_comes_first():
-    for samples in itertools.permutations((NVML, DCGM)):
-        (merged,) = table(*samples).merged(101.0)
-        assert (merged.values, merged.processes) == ({POWER: 300.0, TENSOR: 0.4}, USED)
-
-
-def test_what_a_lesser_source_adds_is_only_what_the_better_one_lacks():
-    known = table(NVML)
-    added = known.put(DCGM, 100.0)
-    assert added.values == {TENSOR: 0.4}
-    assert known.put(DeviceSample(GPU, 1.0, {POWER: 290.0}, source="dcgm"), 100.0) is None
-    assert known.put(NVML, 100.0) is NVML
-    assert known.put(replace(DCGM, up=False, reason="x"), 100.0) is None
-
-
-def test_each_source_grows_old_for_itself():
-    known = table(NVML, DCGM, dcgm=40.0)
-    (merged,) = known.merged(110.0)
-    assert (merged.up, merged.values) == (True, {POWER: 290.0, TENSOR: 0.4})
-    (old,) = known.merged(141.0)
-    assert (old.up, old.reason, old.values) == (False, "stale", {})
-
-
-def test_a_lost_device_is_down_though_another_source_still_has_old_values():
-    known = table(DCGM, failed("lost"))
-    (merged,) = known.merged(100.0)
-    assert (merged.up, merged.reason, merged.values) == (False, "lost", {XID: 1})
-    # Nor does it come back through the log, or become another fault with time.
-    assert known.put(DCGM, 100.0) is None
-    assert known.merged(1e6)[0].reason == "lost"
-
-
-def test_a_device_that_only_nvml_may_not_read_is_nvmls_and_read_by_the_other():
-    (merged,) = table(failed("no_permission"), DCGM).merged(100.0)
-    assert (merged.up, merged.source) == (True, "nvml")
-    assert merged.values == {POWER: 290.0, TENSOR: 0.4, XID: 1}
-
-
-def test_a_source_that_forgets_a_device_leaves_it_to_the_others():
-    known = table(NVML, DCGM)
-    known.forget("GPU-1", "nvml")
-    assert known.merged(100.0)[0].values[POWER] == 290.0
-    known.forget("GPU-1", "dcgm")
-    assert known.merged(100.0) == ()
-
-
-def test_devices_come_by_index_and_instance():
-    devices = [
-        Device("MIG-b", 0, "A100", gpu_instance="10", profile="1g.10gb"),
-        Device("GPU-2", 1, "A100"), Device("MIG-a", 0, "A100", gpu_instance="9", profile="1g.10gb"),
-        GPU,
-    ]  # fmt: skip
-    known = table(*(DeviceSample(device, 1.0) for device in devices))
-    uuids = [sample.device.uuid for sample in known.merged(100.0)]
-    assert uuids == ["GPU-1", "MIG-a", "MIG-b", "GPU-2"]
