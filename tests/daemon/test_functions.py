@@ -51,9 +51,9 @@ MODULES = {
 }
 # Modules whose names others have, too.
 OTHERS = {
-    "agent_api": "for_fleet.api", "app": "agent.app", "cli_config": "cli.config",
-    "cli_daemon": "cli.daemon", "cli_demo": "cli.demo", "cli_main": "cli",
-    "runs_of": "history.runs", "settings": "config",
+    "agent_api": "for_fleet.api", "anomalies_of": "cli.anomalies", "app": "agent.app",
+    "cli_config": "cli.config", "cli_daemon": "cli.daemon", "cli_demo": "cli.demo",
+    "cli_main": "cli", "runs_of": "history.runs", "settings": "config",
 }  # fmt: skip
 
 

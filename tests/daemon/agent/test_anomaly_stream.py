@@ -142,7 +142,7 @@ def test_the_log_says_after_five_seconds_of_silence_that_time_has_passed(node):
     node.log.write()
     lines = node.store.path.with_name("log").read_text().splitlines()
     types = [json.loads(line)["type"] for line in lines]
-    # Those of the same time go by number.
+    # Steps of the same time go by number.
     numbers = [one["step"] for one in map(json.loads, lines) if one["type"] == "step"]
     assert numbers == sorted(numbers) and len(numbers) >= 4
     assert "step" in types and types.count("clock") == 1
@@ -189,7 +189,7 @@ def test_a_full_disk_is_logged_again_after_it_had_room(node, monkeypatch, caplog
     for number, disk_is_full in enumerate([True, None, True, False, True]):
         refuse = Mock(side_effect=full) if disk_is_full else works
         monkeypatch.setattr(node.log._writer, "write", refuse)
-        # Nothing that is written without a failure does not tell.
+        # A round without records is not a success.
         if disk_is_full is not None:
             node.log.put([Clock(float(number))], float(number))
         node.log.write()
