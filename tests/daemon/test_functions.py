@@ -53,7 +53,7 @@ MODULES = {
 OTHERS = {
     "agent_api": "for_fleet.api", "anomalies_of": "cli.anomalies", "app": "agent.app",
     "cli_config": "cli.config", "cli_daemon": "cli.daemon", "cli_demo": "cli.demo",
-    "cli_main": "cli", "runs_of": "history.runs", "settings": "config",
+    "cli_main": "cli", "cli_top": "cli.top", "runs_of": "history.runs", "settings": "config",
 }  # fmt: skip
 
 
