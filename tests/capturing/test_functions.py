@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from tests import expressions
+from tests.capturing.played import Counted
 from tests.conftest import Cases
 from tests.daemon.http.conftest import CAPTURE, STRAGGLER, node_in_trouble
+from warpwatch_capturing.alerts import AlertRequests
 
 MODULES = {
     "": "itertools json",
@@ -27,3 +30,12 @@ def test_functions_return_the_golden_values(cases: Cases) -> None:
     known = {name: partial(replace, part) for name, part in known.items()}
     known |= {"LATE_S": LATE_S, "STRAGGLER": STRAGGLER}
     expressions.check(cases, "capturing/functions.txt", MODULES, known)
+
+
+def test_webhooks_are_received_one_after_the_other() -> None:
+    register: Any = SimpleNamespace(all=tuple)
+    requests: Any = AlertRequests(
+        node_in_trouble, lambda asked: CAPTURE, register, dict, lambda job: {}
+    )
+    requests._lock = lock = Counted(requests._lock)
+    assert (requests.receive([]), lock.times) == ([], 1)

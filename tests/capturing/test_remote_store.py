@@ -37,6 +37,7 @@ CAPTURES: dict[str, dict[str, Any]] = {
     "its baseline has an odd name": {"ranks": (TRACE,), "baseline_id": "../20260921T141320-000000"},
     "over nodes": {"ranks": (*NODES, replace(LATE, rank=7)), "files": OF_NODES},
     "stacks": {"ranks": (TRACE,), "request": replace(REQUEST, kind="stacks")},
+    "memory": {"ranks": (TRACE,), "request": replace(REQUEST, kind="memory")},
     "no trace": {"ranks": (LATE,), "outcome": "failed"},
     "no trace, and why": {"ranks": (LATE,), "outcome": "failed", "detail": "rank 1: step 9"},
     "a file elsewhere": {"ranks": (replace(TRACE, file="../rank0.json"),)},

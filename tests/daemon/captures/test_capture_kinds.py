@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.captures.capture_node import AUTOMATIC, MANUAL, MORE, TRAIN, CaptureNode, trace
-from tests.daemon.ranks.ring_files import RingFile
-from tests.daemon.state.counted import counted
-from warpwatch_capturing import policy
+from tests.daemon.captures.capture_node import AUTOMATIC, MANUAL, MORE, CaptureNode
 from warpwatch_capturing.participant import Collected
-from warpwatch_capturing.store import Store
 from warpwatch_daemon.participants.local_ranks import LocalRanks
 from warpwatch_telemetry.captures import CaptureRequest, RankCapture
 from warpwatch_telemetry.errors import Refused
@@ -153,66 +149,3 @@ def test_stacks_of_ranks_are_taken_at_once_and_a_fault_costs_one_of_them(node, m
     capture = node.finished(asked)
     assert [rank.state for rank in capture.ranks] == ["written", "failed"]
     assert capture.detail == "rank 1: ValueError: a fault"
-
-
-@pytest.mark.parametrize(
-    ("compressed_steps", "after_s", "ratio", "slower"), [(0, 0.2, 2.0, True), (25, 0.1, 1.0, False)]
-)
-def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
-    node, caplog, compressed_steps, after_s, ratio, slower
-):
-    node.rings[0].steps_of(20)
-    node.poll()
-    asked = node.service.request(MANUAL)
-    start = node.command(0)["start_step"]
-    while node.rings[0].steps < start + MANUAL.steps + 1:
-        profiled = node.rings[0].steps >= start - 1
-        node.rings[0].step(0.4 if profiled else 0.1, profiled=profiled)
-    # Steps while the trace is compressed do not count as after the capture.
-    node.rings[0].steps_of(compressed_steps, 0.3)
-    node.finished(asked)
-    node.complete(asked)
-    for _ in range(21):
-        node.rings[0].step(after_s)
-        # Steps of another rank are not compared with those before.
-        node.rings[1].step(9.0)
-    capture = node.finished(asked)
-    assert capture.cost_s == pytest.approx(5 * 0.3, abs=0.01)
-    assert capture.residual is not None
-    assert (round(capture.residual.ratio, 3), capture.residual.slower) == (ratio, slower)
-    warning = f"since capture {asked.id} the steps of train take 100 % longer"
-    assert (warning in caplog.text) is slower
-    cost_s = counted(node.hub, "capture_cost_seconds_total", "torch")
-    assert cost_s == pytest.approx(1.5, abs=0.01)
-    shown = counted(node.hub, "capture_residual_ratio", "train", TRAIN.owner)
-    assert shown == capture.residual.ratio
-    assert Store.load(node.store, 10)[0].cost_s == capture.cost_s
-
-
-def test_events_a_step_bound_the_steps_of_all_ranks(node, monkeypatch):
-    monkeypatch.setattr(policy, "MAX_EVENTS", 1000)
-    third = RingFile(node.folder.ranks, rank=2, world_size=3, run=TRAIN.run, events_per_step=450)
-    with third.held():
-        third.step()
-        node.poll()
-        asked = node.service.request(replace(MANUAL, steps=5))
-        assert (asked.steps, asked.request.steps) == (2, 5)
-        assert asked.expected_cost_s == pytest.approx(2 * 450 * 8e-6)
-        assert node.command(0)["steps"] == node.command(1)["steps"] == 2
-
-
-def test_what_a_capture_brought_bounds_the_steps_of_the_next_one(node, monkeypatch):
-    monkeypatch.setattr(policy, "MAX_EVENTS", 6)
-    larger = trace()
-    larger["traceEvents"].append(larger["traceEvents"][-1])
-    first = node.captured(MANUAL, larger)
-    # Nothing was known yet: as many as asked for.
-    assert (first.steps, [rank.events for rank in first.ranks]) == (3, [7, 6])
-    # Other options have events of their own; of these a step brings up to three, and one step is
-    # always recorded.
-    for options, most, steps in ((("stacks",), 6, 3), ((), 6, 2), ((), 2, 1)):
-        monkeypatch.setattr(policy, "MAX_EVENTS", most)
-        other = node.service.request(replace(MANUAL, options=options))
-        assert other.steps == steps
-        node.answer_all("capture_failed", detail="no")
-        node.finished(other)

@@ -190,19 +190,6 @@ def test_what_lasts_longer_than_quiet_hours_is_captured_after_them(node):
     assert len(node.captures) == 1
 
 
-def test_what_lasts_longer_than_a_cooldown_is_captured_after_it(node):
-    node.see(STRAGGLER)
-    node.complete()
-    another = replace(STRAGGLER, id="a2")
-    node.see(another, after_s=1)
-    node.clock.advance(601)
-    # Not at every look: a refusal is asked again after a minute.
-    node.see(another, after_s=60.5)
-    assert node.outcome("a2") == "refused_cooldown"
-    node.see(another, after_s=61)
-    assert node.outcome("a2") == "captured"
-
-
 def test_what_the_store_had_no_room_for_is_asked_for_again(node):
     away = node.store.path.with_name("away")
     node.store.path.rename(away)
