@@ -155,10 +155,7 @@ class AlertRequests:
         """Return the capture for this firing, unless it was refused after its start."""
         _, capture_id = self._captured.get(alert.key, (0.0, None))
         capture = None if capture_id is None else self._register.get(capture_id)
-        if capture is not None and is_refused(capture):
-            del self._captured[alert.key]
-            return None
-        return capture_id
+        return None if capture is not None and is_refused(capture) else capture_id
 
     def _learn(self, captures: Iterable[Capture]) -> None:
         for capture in captures:

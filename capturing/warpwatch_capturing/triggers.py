@@ -221,8 +221,7 @@ class Triggers:
         anomaly, recipe = trigger.anomaly, self._recipe(trigger.anomaly)
         known = self._decisions.get(anomaly.id)
         # Another refusal keeps its reason.
-        waited = known is not None and known.outcome == WAITING
-        if waited and trigger.ask_at is not None and recipe is not None:
+        if known is not None and known.outcome == WAITING and recipe is not None:
             self._refuse(anomaly, recipe, now, "refused_over", "it was over before")
 
     # --- decisions ---

@@ -255,6 +255,7 @@ def test_who_needs_too_much_memory_time_or_output_is_ended(attack):
     assert ended(attack, "while True: pass").killed_by == "it takes too long for its size"
     done = ended(attack, "while True: os.write(1, b'x' * (1 << 20))")
     assert (done.status, sum(map(len, done.lines)) <= 2**16) == (1, True)
+    assert ended(attack, "print('x' * 2**17)\nprint('last')").lines[-1] == "last"
     attack.write_text(_BEGIN + "signal.pause()")
     assert run("attack", [], timeout_s=0.5).killed_by == "not read in time"
 

@@ -218,6 +218,9 @@ def test_it_speaks_tls_with_the_certificate_of_the_web_config(serve, certificate
         assert cookie.endswith("; Secure")
     assert [answer.status_code for answer in answers] == [200, 200, 200]
     assert {answer.content.partition(b" ")[0] for answer in answers} == {b"#"}
+    renewed = threading.Event()
+    server._tls.renew = renewed.set
+    eventually(renewed.is_set, "the certificate is looked at each second")
     plain = http_client(f"http://127.0.0.1:{server.address[1]}")
     with plain, pytest.raises(httpx.HTTPError):
         plain.get("/healthz")
