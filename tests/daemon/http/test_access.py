@@ -206,7 +206,7 @@ def test_the_token_starts_a_session_too(secured, golden):
         golden("http/login.html", without_port(answer.text))
     assert client.post("/login", data={"token": "x" * 2**20}, headers=own).status_code == 413
     assert client.post("/login", data={"token": "correct horse"}, headers=own).status_code == 303
-    assert client.get("/api/v1/jobs").status_code == 200
+    assert client.post(CAPTURES, json=ASK, headers=own).status_code == 202
 
 
 def test_without_a_session_programs_get_an_error_that_names_both_ways(tcp):

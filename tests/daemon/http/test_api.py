@@ -82,6 +82,7 @@ def test_metrics_come_as_text_and_compressed_when_asked_for(client):
     with client.stream("GET", "/metrics", headers={"Accept-Encoding": "gzip"}) as answer:
         raw = b"".join(answer.iter_raw())
     assert answer.headers["content-encoding"] == "gzip"
+    assert answer.headers["vary"] == "Accept, Accept-Encoding"
     assert gzip.decompress(raw).startswith(b"# HELP warpwatch_")
 
 
@@ -92,6 +93,8 @@ def test_a_scraper_gets_the_format_that_it_asks_for(client, cases):
         answer = client.get("/metrics", headers={"Accept": accept})
         found: str = answer.headers["content-type"]
         assert (answer.status_code, answer.text.endswith("\n# EOF\n")) == (200, "open" in found)
+        assert answer.text.count("\nwarpwatch_steps_total{") == 2
+        assert "\nwarpwatch_build_info{" in answer.text
         return found
 
     cases("http/formats.txt", content_type)
@@ -130,7 +133,13 @@ def test_another_user_may_capture_but_not_speak_for_a_fleet(client, agent, share
     for path, body, reason in asked:
         status, text = request(STRANGER, socket_of(shared_server), path, body)
         assert (status, json.loads(text)["error"]["reason"]) == (403, reason), path
-    assert agent.asked == []
+    # Their own job, also without its owner, and nobody else's.
+    for owner, expected in (("", 202), (f"uid/{STRANGER}", 202), ("uid/1", 404)):
+        status, _ = request(
+            STRANGER, socket_of(shared_server), CAPTURES, {"job": "a", "owner": owner}
+        )
+        assert status == expected
+    assert [asked.owner for asked in agent.asked] == 2 * [f"uid/{STRANGER}"]
 
 
 BASE = f"/api/v1/captures/{CAPTURE.id}"

@@ -11,8 +11,9 @@ from tests.fleet.shown import fleet_state, node, with_nodes
 from warpwatch_telemetry.jobs import RunSummary
 
 MODULES = {
-    "": "asyncio errno itertools",
+    "": "asyncio errno itertools json",
     "warpwatch_telemetry": "anomalies captures samples state",
+    "warpwatch_detection": "detector",
     "warpwatch_detection.anomalies": "tracked",
     "warpwatch_runtime": "agent_metrics quantities",
     "warpwatch_serving": "access answers api backend bodies config connection routes server "

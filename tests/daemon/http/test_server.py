@@ -116,7 +116,12 @@ def test_a_client_that_is_gone_and_a_lack_of_descriptors_keep_no_other_out(monke
 
 
 def test_what_each_listener_answers_until_the_server_ends(serve, agent, golden_case):
-    runs, text = threading.Event(), ""
+    runs, text, prepared = threading.Event(), "", []
+
+    async def prepare(path: str) -> None:
+        prepared.append(path)
+
+    agent.prepare = prepare
     agent.run_summaries = lambda: (runs.wait(), [])[1]
     # No other test listens on this address.
     with socket.create_server(("127.83.1.1", 0)) as free:
@@ -131,6 +136,9 @@ def test_what_each_listener_answers_until_the_server_ends(serve, agent, golden_c
                     found = client.get(path)
                     said = "" if path == "/metrics" else found.text.replace(probe, "")
                     text += f"{path}: {found.status_code} {re.sub('[0-9]{5}', 'PORT', said)}\n"
+        found = local.delete("/healthz")
+        allowed = sorted(found.headers["allow"].split(", "))
+        text += f"DELETE: {found.status_code} {allowed} {found.text}"
         last = pool.submit(local.get, "/api/v1/runs")
         eventually(
             lambda: (
@@ -141,7 +149,7 @@ def test_what_each_listener_answers_until_the_server_ends(serve, agent, golden_c
         )
         server.stop()
         runs.set()
-        text += f"the last one: {last.result().text}\n"
+        text += f"the last one: {last.result().text}{prepared} {dict(agent.codes)}\n"
     golden_case(text)
     eventually(lambda: not socket_of(server).exists(), "the socket is removed")
     assert server._socket.fileno() == -1
