@@ -121,15 +121,15 @@ def test_captures_stay_and_nothing_else(captured, folder, monkeypatch):
     with DemoProcesses("127.0.0.1:9", None) as demo:
         demo.switch.set("slow_rank")
         demo.store.mkdir()
-        said = "import os, sys; sys.exit(f'a\\n{[k for k in os.environ if k[:4] == \"WARP\"]}')"
-        demo._ranks.append(demo._start("rank0", ["timeit", "-n1", said], {"WARPWATCH_A": ""}))
+        demo._ranks.append(demo._start("rank0", ["timeit", CASES["says"]], {"WARPWATCH_A": ""}))
         demo._ranks[0].wait()
-        with pytest.raises(WarpwatchError, match=r"rank 0 ended with 1: \['WARPWATCH_A'\]$"):
+        with pytest.raises(WarpwatchError, match=r"^rank 0 ended with 1: PATH WARPWATCH_A$"):
             demo.check_training()
         demo._ranks[0] = demo._start("rank0", ["this"], {})
         demo._ranks[0].wait()
         with pytest.raises(WarpwatchError, match="rank 0 ended with 0: Namespaces are"):
             demo.check_training()
+        assert "Traceback" in (demo.work / "rank0.log").read_text()
         (demo.work / "quiet.log").touch()
         assert demo.log_tail("quiet") == "it said nothing"
         # The ranks end by themselves, or are killed.
@@ -164,7 +164,7 @@ def test_a_daemon_starts_or_it_is_said_why_not(folder, monkeypatch):
         other.bind(("127.0.0.1", 0))
         other.listen()
         place = f"127.0.0.1:{other.getsockname()[1]}"
-        for taken in (place, "a:-1"):
+        for taken in (place, "a:-1", "127.0.0.1:99999"):
             with pytest.raises(UsageError, match=f"^cannot listen on {taken} .*; choose with --l"):
                 demo.watch("late", cast(Any, SimpleNamespace(url=f"http://{taken}")), {})
     assert [one.poll() for one in demo._watchers.values()] == [2, -15, -15]
@@ -180,14 +180,20 @@ def test_the_command_tells(line, folder, monkeypatch, capsys, golden_case):
         monkeypatch.setattr(story, name, CASES["commands"][line].get(name, 0.0))
     monkeypatch.setattr(command, "DemoProcesses", played)
     monkeypatch.setattr(command, "DemoNodes", played)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    on: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", on.__setitem__)
+    if "no torch" in CASES["commands"][line]:
+        monkeypatch.setitem(sys.modules, "torch", None)
     try:
         status: object = command.main(line.split())
     except WarpwatchError as error:
         status = error
+    for stop in on.values():
+        with pytest.raises(SystemExit, match="143"):
+            stop()
     out, err = capsys.readouterr()
     told = re.sub(r"(?m)^.[ .0-9]+ s.", "[…]", err)
-    golden_case(f"{out}{told}{status}\n")
+    golden_case(f"{out}{told}{status}\n{[*map(int, on)]}\n")
 
 
 @pytest.mark.torch

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from warpwatch_runtime.bus import Bus, BusConfig
 from warpwatch_runtime.http_requests import Requests
 
 MODULES = {
-    "": "io itertools logging",
+    "": "io itertools logging threading",
     "warpwatch_telemetry": "alerts anomalies bus_messages captures catalogue clean_text errors "
     "jobs log newest records samples sections state stream xids",
     "warpwatch_runtime": "agent_metrics bus command_line directory files http_requests loading "
@@ -27,17 +28,19 @@ MODULES = {
 
 def answered(raw: bytes | None, *sent: Any, **options: Any) -> object:
     """Return what becomes of a server's answer, None for no answer, and what the server got."""
-    got: list[bytes] = []
+    got = bytearray()
     with socket.socket(socket.AF_UNIX if "socket_path" in options else socket.AF_INET) as server:
         server.bind(str(options.get("socket_path", "")) or ("127.0.0.1", 0))
         server.listen()
         method, url, *more = sent
+        last = more[0] if more else b"\r\n\r\n"
         place = f"127.0.0.1:{server.getsockname()[1]}"
 
         def answer() -> None:
             peer, _ = server.accept()
-            with peer:
-                got.append(peer.recv(65536))
+            with peer, suppress(OSError):
+                while part := b"" if got.endswith(last) else peer.recv(65536):
+                    got.extend(part)
                 if raw is not None:
                     peer.sendall(raw)
                     peer.shutdown(socket.SHUT_WR)
@@ -49,7 +52,7 @@ def answered(raw: bytes | None, *sent: Any, **options: Any) -> object:
         call = ("send", method, url.replace("SERVER", place), *more)
         found = expressions.play(Requests(**options), call)
         thread.join()
-    return *found, got[0].decode().replace(place, "SERVER")
+    return *found, got.decode().replace(place, "SERVER")
 
 
 def connecting(**config: Any) -> list[Any]:
