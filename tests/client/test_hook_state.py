@@ -49,8 +49,7 @@ def test_each_training_of_a_framework_starts_anew(clock: ManualClock) -> None:
         assert (state.evaluating, monitor.step_clock) == (False, "transformers")
         for _ in range(2):
             clock.advance(0.1)
-            state.samples = 4
-            state.count_batches(monitor)
+            state.samples += 4
             state.set_tokens("transformers", tokens)
             # A weaker source ends nothing, nor does another thread.
             state.end_step("optimizer")
