@@ -218,8 +218,8 @@ class Loader:
 def loaded(story: str) -> tuple[str, int, int]:
     """Return the purpose of each batch (see dataloader.py), the unused samples, and the batches.
 
-    A capital letter is a batch of that loader, ``m`` makes the process a rank, ``n`` and ``g`` are
-    without and with gradients, ``!`` ends the last loader; ``b`` and ``u`` are a backward and an
+    A capital letter is a batch of that loader, ``!`` finds the last one at its end. ``m`` makes the
+    process a rank, ``n`` and ``g`` are without and with gradients, ``b`` is a backward and ``u`` an
     update.
     """
     state, purposes, loaders = HookState(), "", dict[str, Loader]()
@@ -235,7 +235,7 @@ def loaded(story: str) -> tuple[str, int, int]:
         elif act in "ng":
             state.is_grad_enabled = partial(bool, act == "g")
         elif act == "!":
-            hook.failed(int(purposes[-1]))
+            hook.failed(hook.before(hook._iterator()))
         else:
             purposes += str(hook.before(loaders.setdefault(act, Loader())))
             hook.after(int(purposes[-1]), [SimpleNamespace(shape=(4, 8))])
