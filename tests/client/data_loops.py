@@ -32,14 +32,6 @@ def last_resort_until_an_optimizer_comes() -> None:
     fit(net, sgd(net), 10)
 
 
-def accumulation_of_more_and_more_batches(net: Any, optimizer: Any) -> None:
-    for accumulated in (20, 150, 200):
-        for (batch,) in data(accumulated):
-            net(batch).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def time_first() -> None:
     """Sequences of 7 ids, 8 a batch and 4 in the last."""
     net = torch.nn.Embedding(2, 4)
@@ -47,15 +39,6 @@ def time_first() -> None:
     rows = [torch.ones(7, dtype=torch.long) for _ in range(44)]
     for batch in DataLoader(rows, batch_size=8, collate_fn=partial(torch.stack, dim=1)):
         learn(net, optimizer, batch)
-
-
-def the_first_batch_is_looked_at(net: Any, optimizer: Any) -> None:
-    """PyTorch's tutorial of DDP does so at the begin of each epoch."""
-    batches = data(4)
-    for _ in range(3):
-        assert len(next(iter(batches))[0]) == 4
-        for (batch,) in batches:
-            learn(net, optimizer, batch)
 
 
 def the_users_own_numbers() -> None:

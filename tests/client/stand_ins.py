@@ -15,6 +15,7 @@ from warpwatch.hooks.backward import LastGradient
 from warpwatch.hooks.dataloader import LoaderHook
 from warpwatch.hooks.hook_state import ClockChoice, HookState
 from warpwatch.hooks.modules import EvalHook, ModuleHook
+from warpwatch.hooks.optimizer import OptimizerHooks
 from warpwatch.monitor import Monitor
 from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS
 from warpwatch.steps import StepClock
@@ -214,18 +215,21 @@ def called(story: str) -> list[str]:
 class Loader:
     """An iterator of a DataLoader."""
 
+    _index_sampler = type("Sampler", (), {"batch_size": 4})()
 
-def loaded(story: str) -> tuple[str, int, int]:
-    """Return the purpose of each batch (see dataloader.py), the unused samples, and the batches.
 
-    A capital letter is a batch of that loader, ``!`` finds the last one at its end. ``m`` makes the
-    process a rank, ``n`` and ``g`` are without and with gradients, ``b`` is a backward and ``u`` an
-    update.
+def loaded(story: str) -> list[Any]:
+    """Return the purpose of each batch (see dataloader.py), and what is counted.
+
+    A capital is a batch of that loader, ``!`` finds the last one at its end, ``~`` deletes all.
+    ``m`` makes the process a rank, ``n`` and ``g`` are without and with gradients, ``b`` is a
+    backward and ``u`` an update.
     """
-    state, purposes, loaders = HookState(), "", dict[str, Loader]()
+    state, purposes, used, loaders = HookState(), "", 0, dict[str, Loader]()
     hook = LoaderHook(state)
     for act in story:
         if act == "b":
+            used += state.samples
             state.backwards, state.samples = state.backwards + 1, 0
         elif act == "u":
             state.updates += 1
@@ -234,9 +238,26 @@ def loaded(story: str) -> tuple[str, int, int]:
             state.monitor.clock.adopt()
         elif act in "ng":
             state.is_grad_enabled = partial(bool, act == "g")
+        elif act == "~":
+            loaders.clear()
         elif act == "!":
             hook.failed(hook.before(hook._iterator()))
         else:
             purposes += str(hook.before(loaders.setdefault(act, Loader())))
             hook.after(int(purposes[-1]), [SimpleNamespace(shape=(4, 8))])
-    return purposes, state.samples, state.batches
+    watched = state.monitor or Monitor(StepClock())
+    clock = [watched.step_clock, watched.clock.steps]
+    return [purposes, used, state.samples, state.batches, *clock]
+
+
+def zeroed(story: str) -> list[Any]:
+    """Return what is counted if ``A`` and ``B`` drop the gradients of ``b``; ``u`` is an update."""
+    state, watched, steppers = HookState(), Monitor(StepClock()), {one: Optimizer() for one in "AB"}
+    state.monitor, hooks = watched, OptimizerHooks(state)
+    watched.clock.adopt()
+    for act in story:
+        state.backwards += act == "b"
+        state.updates += act == "u"
+        if act in steppers:
+            hooks.zero_grad(steppers[act])
+    return [watched.step_clock, watched.clock.steps, list(watched.phases), state.after_backward]
