@@ -84,6 +84,15 @@ def test_a_profiler_that_runs_is_dropped_on_cancel(trained: Training) -> None:
     trained.steps(1)
     trained.works("after-cancel")
     assert trained.names("dropped")[-1] == "capture_disarmed"
+    # One that is prepared, in the step before its first.
+    trained.capture("led-in")
+    trained.steps(1)
+    wait = "wait(lambda: monitor.clock.captures.session.dropped)"
+    trained.request(1, f"assert monitor.clock.flags; print(0, flush=True); {wait}")
+    trained._read()
+    trained.cancel("led-in")
+    trained._read()
+    trained.works("after-led-in")
     trained.record("replaced-2")
     trained.works("after-replaced")
     assert trained.names("replaced-2")[-1] == "capture_disarmed"
