@@ -34,7 +34,7 @@ class Group:
 
 
 def mesh(dimension: str, rank: int | None, size: int) -> Any:
-    """Return a DeviceMesh of one dimension; ``rank`` is None in a process outside of it."""
+    """Return a DeviceMesh of one dimension; without ``rank`` the process is outside of it."""
     here = None if rank is None else [rank]
     return SimpleNamespace(mesh_dim_names=(dimension,), shape=(size,), get_coordinate=lambda: here)
 
@@ -75,7 +75,7 @@ class Optimizer:
 
 
 def parameters(*optimizers: Any, library: str = "none", drop: int = -1) -> list[Any]:
-    """Return what is said after each optimizer; that number ``drop`` is deleted after its step."""
+    """Return the metadata after each optimizer; number ``drop`` is deleted after its step."""
     kept, known, said = list(optimizers), model.Parameters(), list[Any]()
     del optimizers
     with pytest.MonkeyPatch.context() as patch:

@@ -43,7 +43,7 @@ def test_each_training_of_a_framework_starts_anew(clock: ManualClock) -> None:
     state.backwards = 1
     counted: list[Any] = []
     for tokens in (70, 80):
-        # What was loaded before, and the time, belong to no step.
+        # Earlier samples and time belong to no step.
         state.samples = state.tokens = 9
         state.begin_training("transformers")
         assert (state.evaluating, monitor.step_clock) == (False, "transformers")
