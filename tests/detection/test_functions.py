@@ -6,6 +6,7 @@ from tests.conftest import Cases
 MODULES = {
     "": "math",
     "warpwatch_detection": "config detector ranks runs",
+    "warpwatch_detection.anomalies": "snapshot",
     "warpwatch_detection.detectors": "deaths memory run_regression",
     "warpwatch_detection.detectors.devices": "errors",
     "warpwatch_detection.detectors.serving": "latency_regression",
