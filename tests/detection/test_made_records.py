@@ -57,3 +57,5 @@ def test_what_the_engine_makes_of_records(name, golden_report):
     if not live:
         parts = {name: part for name, part in engine.parts().items() if name != "engine"}
         assert b"llama" not in snapshot.save(parts)
+        used = ("hang", "memory_leak", "memory_pressure")
+        assert b"GPU-" not in snapshot.save({one: parts[one] for one in used if one in parts})

@@ -80,7 +80,6 @@ class JobDeaths:
 
     def leave(self, rank: int, time: float) -> None:
         self.alive.discard(rank)
-        self.left.discard(rank)
         self.gone[rank] = time
         if len(self.gone) > MAX_GONE:
             oldest = next(iter(self.gone))
@@ -169,9 +168,8 @@ class DeathDetector(Detector):
         if job.cause is not None and job.cause.rank == seen.rank:
             job.cause = None
             job.followers.clear()
-        if job.lost_peer and job.lost_peer.pop(seen.rank, None) is not None:
-            job.said.pop(seen.rank, None)
-            self._schedule()
+        job.lost_peer.pop(seen.rank, None)
+        job.said.pop(seen.rank, None)
 
     def _rank_seen(self, seen: RankSeen) -> Iterable[Detected]:
         found: Iterable[Detected] = ()
