@@ -47,9 +47,7 @@ _SLURM_VARIABLES = ("JOB_ID", "JOB_USER", "JOB_ACCOUNT", "JOB_PARTITION")
 def owner_of(text: str, name: str = "") -> ProcessOwner:
     """Return the owner of a process called ``name`` by the text of its /proc/<pid>/cgroup."""
     paths = list(_paths(text))
-    pod_uid = _first(_POD, paths)
-    if len(pod_uid) > 32:
-        pod_uid = pod_uid.replace("_", "-")
+    pod_uid = _first(_POD, paths).replace("_", "-")
     slurm = next((found[-1] for path in paths if (found := _SLURM.findall(path))), None)
     job = SlurmJob(slurm[0] or slurm[1]) if slurm else None
     return ProcessOwner(name, pod_uid, _first(_CONTAINER, paths), job)

@@ -157,7 +157,7 @@ def _first_of(first: Read, second: Read) -> Read:
         try:
             return chosen(handle)
         except pynvml.NVMLError as error:
-            if chosen is second or meaning_of(code_of(error)) is not Meaning.UNSUPPORTED:
+            if meaning_of(code_of(error)) is not Meaning.UNSUPPORTED:
                 raise
             chosen = second
             return second(handle)
