@@ -1,4 +1,4 @@
-"""What golden expressions use to change a module for one call, and to see what is raised."""
+"""Calls for golden expressions: with a changed module, and with what they raise."""
 
 from collections.abc import Callable
 from typing import Any

@@ -76,7 +76,7 @@ class JsonlWriter:
         start = max(0, size - TAIL_BYTES)
         tail = os.pread(self._fd, size - start, start)
         lines = tail.split(b"\n")
-        # A first line that has lost its beginning is no record, nor is a half-written last one.
+        # Neither a line without its beginning nor a half-written last one is a record.
         for line in lines:
             self._remember(line)
         if lines[-1]:

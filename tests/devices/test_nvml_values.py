@@ -221,7 +221,7 @@ def test_where_there_are_no_samples_utilization_is_integrated(process: Stepper) 
     # There are no new samples.
     process.device.step()
     assert process.gpu.values["device_busy_seconds_total", ()] == pytest.approx(1.8)
-    # What the clock had before it was set back hides no samples.
+    # Samples from before the clock was set back hide no new ones.
     process.nvml.clock.set_wall(1.6e9)
     process.step(2)
     assert process.step()["busy_seconds_total"] > 2.3
