@@ -205,6 +205,13 @@ def test_profiling_is_paused_while_a_capture_wants_the_counters(
     node.wanted = True
     node.run(1)
     assert node.engine.paused
+    # One that is lost meanwhile is lost at once.
+    node.engine.gpus[1]["status"] = 4
+    node.run(1)
+    assert [(node.newest(gpu).up, node.newest(gpu).reason) for gpu in (A, B)] == [
+        (True, ""), (False, "lost"),
+    ]  # fmt: skip
+    node.engine.gpus[1]["status"] = 1
     node.source.close()
     assert node.engine.calls.count("pause") == node.engine.calls.count("resume") == 2
     assert node.engine.calls[-1] == "disconnect"
