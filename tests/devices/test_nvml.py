@@ -260,7 +260,7 @@ def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(source,
     assert source.health.errors == errors + 8
 
 
-def test_a_driver_of_another_version_ends_the_daemon_once_if_it_lasts(source):
+def test_a_driver_of_another_version_ends_the_daemon_once_if_it_lasts(source, caplog):
     nvml = source.begin()
     for _ in range(3):
         nvml.driver.set(version_mismatch=1)
@@ -276,6 +276,9 @@ def test_a_driver_of_another_version_ends_the_daemon_once_if_it_lasts(source):
     assert source.failures == []
     source.wait(3 * GRACE_S)
     assert source.failures == [UPGRADED]
+    # Each time is logged once, however often it is tried.
+    lasting = [text for text in caplog.messages if "different driver versions" in text]
+    assert len(lasting) == 4
 
 
 def test_a_call_that_hangs_across_a_reload_keeps_nvml_down(source):

@@ -236,7 +236,9 @@ def test_a_log_that_breaks_later_is_down(tmp_path, begin):
     node.path.write_text(FALLEN + "\n")
     node.clock.advance(60)
     node.round()
-    node.read(FALLEN + "\n")
+    assert ("device_xid_last_timestamp_seconds", ("79",)) in node.ledger.values(GPU)
+    node.read(FALLEN + " NVRM: Xid (PCI:0000:1a:00): 45, x\n")
+    assert node.ledger.total(45) == 1
     assert (node.healths[-1], node.ledger.total(79)) == (("kernel_log", True, ""), 1)
 
 
