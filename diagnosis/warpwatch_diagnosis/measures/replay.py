@@ -202,8 +202,6 @@ class TraceReplay:
     def _edited(self, edit: Edit) -> tuple[list[float], list[bool]]:
         """Return the time before each call, and whether the edit leaves the call out."""
         gone = [False] * len(self._host)
-        if not edit.intervals and not edit.keep:
-            return self._gaps, gone
         begins = [call.begin_us for call in self._host]
         gaps = [0.0] * len(begins) if edit.keep else list(self._gaps)
         for low, high in edit.intervals:
