@@ -12,7 +12,7 @@ from warpwatch_diagnosis.measures.measures import Measures
 
 MODULES = {
     "": "gc gzip json",
-    "warpwatch_diagnosis": "__main__ alignment before_after diagnosis findings intervals "
+    "warpwatch_diagnosis": "__main__ alignment before_after diagnosis findings intervals rules "
     "memory_growth stacks words",
     "warpwatch_diagnosis.measures": "code_lines cpu_time gpu_time gpu_work host_events idle "
     "iterations measures operators reduction replay roofline runtime_calls steps",
