@@ -1,7 +1,6 @@
 """Processes of a fleet without their loops: one acts on changes, two workers answer as one."""
 
 import asyncio
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -173,20 +172,6 @@ def test_a_fleet_exports_what_is_its_own_and_serves_the_first_socket(
         asyncio.run(_every(7.0, AsyncMock(side_effect=ValueError)))
     assert [one.args for one in sleep.await_args_list] == [(7.0,), (7.0,)]
     assert caplog.messages[-1] == "a round of AsyncMock failed"
-
-
-def test_a_fleet_whose_bus_does_not_close_ends(tmp_path, stack, monkeypatch):
-    fleet = worker(stack, tmp_path, TestNode("gpu-1"))
-    is_over = threading.Event()
-    monkeypatch.setattr(fleet, "_follow_all", lambda: asyncio.to_thread(is_over.wait))
-    monkeypatch.setattr(fleet, "_bind_locally", lambda: None)
-    monkeypatch.setattr("warpwatch_fleet.fleet.STOP_TIMEOUT_S", 0.0)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    fleet.server.stop()
-    fleet.run()
-    (left,) = (thread for thread in threading.enumerate() if thread.name == "follow")
-    assert left.daemon
-    is_over.set()
 
 
 def test_two_workers_answer_as_one(tmp_path, stack):

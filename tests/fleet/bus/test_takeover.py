@@ -170,7 +170,7 @@ def test_a_rank_whose_end_was_lost_ends_after_a_gap_or_with_its_node(returns, mo
     if returns:
         asyncio.run(publisher.advance())
     partition.note_silent()
-    assert job.members[0].is_live == returns
+    assert job.members[0].is_live == returns == any(one.up for one in cluster.nodes.values())
     partition.feed(of_a_node(clock.wall() + 60))
     assert not job.live_ranks()
     *_, node = cluster.nodes.values()
@@ -297,7 +297,7 @@ def test_what_workers_do_with_their_partitions_is_golden(name, golden_case, monk
     golden_case("\n".join((*lines, "")))
 
 
-def test_what_a_partition_commits_is_what_the_next_worker_has(golden_case, caplog):
+def test_what_a_partition_commits_is_what_the_next_worker_has(golden_case, caplog, monkeypatch):
     jobs = {name: RUN.job_id._replace(name=name) for name in ("other", "old", "gone")}
     jobs["job"], bucket, lines, head = RUN.job_id, Memory(), list[str](), f"{NUMBER}.head"
     found, late = list[SavedJob](), list[Change]()
@@ -307,9 +307,13 @@ def test_what_a_partition_commits_is_what_the_next_worker_has(golden_case, caplo
         left, own = frozenset("2"), (jobs[name], *known)
         return SavedJob(jobs[name], own, Snapshot({}), (three[0],), (*three[1:],), left, NOW + time)
 
+    # Of another partition.
+    there = {jobs["gone"]: saved("gone", 0)}
+    monkeypatch.setattr("warpwatch_fleet.bus.partition.MAX_MESSAGE_BYTES", 70)
+
     async def worker(name: str) -> None:
         one: Any = Partition(
-            NUMBER, Cluster(CONFIG.detection, CONFIG.anomalies), cast(Any, bucket), name
+            NUMBER, Cluster(CONFIG.detection, CONFIG.anomalies, there), cast(Any, bucket), name
         )
 
         def to_save(now: float, changed: set[JobId], number: int) -> list[SavedJob]:

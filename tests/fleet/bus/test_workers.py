@@ -144,6 +144,7 @@ async def test_an_anomaly_keeps_its_id_when_another_worker_continues(play: Play)
         assert first._leases.bucket is first._counts
         await bus.client.close()  # as the library does after an error of the server
         await play.round(first)
+        assert first._stale
         await until(lambda: not first._stale | first._resuming.keys(), lambda: play.round(first))
     # The reply to a commit was lost: the partition is read anew from its head.
     first._held[said.partition_of(JOB)]._revision += 1
@@ -423,7 +424,9 @@ def test_all_partitions_of_a_worker_together_keep_to_the_limits(monkeypatch):
         node = nodes[number]
         node.say(*(seen(0, 1, f"job-{job}", owner=f"ns/{number}") for job in range(count)))
         worker.view.feed(node.address, node.lines(NOW), NOW)
-    assert Counter(job.owner for job in worker.view.jobs) == {"ns/0": 2, "ns/1": 2}
+    owners = Counter(job.owner for job in worker.view.jobs)
+    assert (owners, worker.view.refused) == ({"ns/0": 2, "ns/1": 2}, {"too_many_jobs": 5})
+    assert [job.name for job in worker.view.jobs] == ["job-0", "job-1"] * 2
     for count, job in enumerate(worker.view.jobs.values(), 30):
         for number in range(count):
             job.waiting.add(step(0, number, NOW + number))
