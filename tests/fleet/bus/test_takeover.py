@@ -19,7 +19,7 @@ from warpwatch_daemon.for_fleet.record_stream import RecordStream
 from warpwatch_detection.anomalies.register import Change
 from warpwatch_detection.anomalies.snapshot import Snapshot
 from warpwatch_fleet.bus.partition import Head, Partition
-from warpwatch_fleet.bus.sharing import PartitionLeases, Shares
+from warpwatch_fleet.bus.sharing import Greeting, PartitionLeases, Shares
 from warpwatch_fleet.bus.worker import BusSource
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
@@ -277,6 +277,8 @@ class PlayedBus:
 @pytest.mark.parametrize("name", SCRIPTS := cases(__file__)["workers"])
 def test_what_workers_do_with_their_partitions_is_golden(name, golden_case, monkeypatch):
     lines: list[str] = []
+    # The first use of a message's form reads its limits.
+    msgspec.msgpack.Decoder(Greeting)
     monkeypatch.setattr("warpwatch_fleet.bus.sharing.PARTITIONS", 4)
     monkeypatch.setattr("warpwatch_fleet.bus.worker.MAX_TAKEN_AT_ONCE", 3)
     monkeypatch.setattr("warpwatch_fleet.bus.worker.StreamReader", partial(PlayedReader, lines))
