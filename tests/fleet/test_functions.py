@@ -1,4 +1,4 @@
-"""What functions and small classes of a fleet return, as a golden file."""
+"""Results of functions and small classes of a fleet, as a golden file."""
 
 from contextlib import nullcontext
 from functools import partial

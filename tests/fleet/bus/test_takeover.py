@@ -309,7 +309,7 @@ def test_what_a_partition_commits_is_what_the_next_worker_has(golden_case, caplo
         left, own = frozenset("2"), (jobs[name], *known)
         return SavedJob(jobs[name], own, Snapshot({}), (three[0],), (*three[1:],), left, NOW + time)
 
-    # Of another partition.
+    # The state of a job of another partition.
     there = {jobs["gone"]: saved("gone", 0)}
     monkeypatch.setattr("warpwatch_fleet.bus.partition.MAX_MESSAGE_BYTES", 70)
 
