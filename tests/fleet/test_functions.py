@@ -1,5 +1,6 @@
 """Results of functions and small classes of a fleet, as a golden file."""
 
+import importlib
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -20,13 +21,22 @@ from warpwatch_telemetry.errors import Refused
 
 MODULES = {
     "": "asyncio contextlib httpx itertools json",
-    "warpwatch_fleet": "agent_link cluster config fleet jobs merging node runs source targets",
+    "warpwatch_fleet": "agent_link cluster config fleet jobs memory merging node runs source "
+    "targets",
     "warpwatch_fleet.bus": "partition sharing streams worker",
     "warpwatch_fleet.captures": "remote_agents requests",
+    "warpwatch_fleet.page": "heatmap nodes",
     "warpwatch_fleet.kubernetes": "api captures conditions events injection tasks",
     "warpwatch_telemetry": "bus_messages records samples state",
 }
 LLAMA = seen(0).job_id
+# The times and limits of each module, before a test patches them.
+LIMITS = {
+    one: {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
+    for package in [*MODULES][1:-1]
+    for one in MODULES[package].split()
+    for module in [importlib.import_module(f"{package}.{one}")]
+}
 
 
 def tried(work: Any, *about: Any) -> object:
@@ -39,6 +49,6 @@ def tried(work: Any, *about: Any) -> object:
 def test_functions_return_the_golden_values(cases: Cases) -> None:
     known: dict[str, Any] = {"NOW": NOW, "capture": CAPTURE, "workers": workers, "tried": tried}
     known["job"] = partial(FleetJob, LLAMA, seen(0), DetectionConfig(), AnomaliesConfig())
-    known |= {"LLAMA": LLAMA, "patch": patch, "free": nullcontext()}
+    known |= {"LIMITS": LIMITS, "LLAMA": LLAMA, "patch": patch, "free": nullcontext()}
     known |= {one.__name__: one for one in (AsyncMock, Mock, TestCluster, end, fault, seen, step)}
     expressions.check(cases, "fleet/functions.txt", MODULES, known)

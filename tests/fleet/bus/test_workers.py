@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import gc
-import json
 import math
 import time
 from collections import Counter
@@ -39,7 +38,7 @@ from warpwatch_fleet.bus.sharing import (
     PartitionLeases,
     Shares,
 )
-from warpwatch_fleet.bus.streams import DEFINITIONS, LEASES
+from warpwatch_fleet.bus.streams import LEASES
 from warpwatch_fleet.bus.worker import BusSource
 from warpwatch_fleet.cli import _create_streams
 from warpwatch_fleet.config import FleetFile
@@ -368,10 +367,6 @@ async def test_a_long_reply_comes_in_parts_and_nobody_is_an_error(play: Play) ->
     said = f"the bus {play.server.url}: WARPWATCH: replicas > 1 not supported"
     with pytest.raises(UsageError, match=f"^{said}"):
         await asyncio.to_thread(_create_streams, play.fabric.config, 2)
-
-
-def test_the_definitions_of_the_stream_and_the_buckets_are_golden(golden_case):
-    golden_case(json.dumps(DEFINITIONS, indent=1, sort_keys=True))
 
 
 @on_the_bus
