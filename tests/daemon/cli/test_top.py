@@ -135,7 +135,9 @@ async def screens(app: Top, plays: Sequence[Play]) -> str:
             rows = [" ".join(row[:2]) for row in screen.cells("#ranks")]
             lines = (screen.line(one) for one in ("#head", "#said", "#findings"))
             text += "\n".join((f"{name} {keys}", f"{ranks.cursor_row} of {rows}", *lines, "\n"))
-    return text
+        text += f"{screen.line('#legend')}\n{app.query('.open').nodes}\n"
+        await pilot.press("q")
+        return f"{text}{app.is_running}\n"
 
 
 def test_the_screen_after_keys_readings_and_failures_is_golden(monkeypatch, golden_case):
