@@ -141,8 +141,8 @@ def test_a_child_gives_up_what_it_can_and_says_what_it_cannot(monkeypatch, capsy
     monkeypatch.setattr("resource.setrlimit", lambda *given: told.append(given))
     for name in ("nice", "setgroups"):
         monkeypatch.setattr(f"os.{name}", lambda given, name=name: told.append((name, given)))
-    for name in ("geteuid", "getpid"):
-        monkeypatch.setattr(f"os.{name}", lambda: 0)
+    for name, number in (("geteuid", 0), ("getpid", 10_000_007)):
+        monkeypatch.setattr(f"os.{name}", lambda number=number: number)
 
     def become(uid: int) -> None:
         told.append(uid)
@@ -161,5 +161,5 @@ def test_a_child_gives_up_what_it_can_and_says_what_it_cannot(monkeypatch, capsy
         (resource.RLIMIT_CPU, (7, 8)), (resource.RLIMIT_AS, (5, 5)),
         (resource.RLIMIT_FSIZE, (16 << 20, 16 << 20)), (resource.RLIMIT_CORE, (0, 0)), ("nice", 10),
     ]  # fmt: skip
-    assert told == [*limits, *limits, ("setgroups", []), 1_900_000_000, 65534]
+    assert told == [*limits, *limits, ("setgroups", []), 1_900_000_007, 65534]
     assert capsys.readouterr().out == 2 * "unconfined: deny_system_calls: no filter\n"

@@ -168,7 +168,9 @@ def test_without_memory_there_is_no_diagnosis(tmp_path, monkeypatch):
         assert child.diagnose("trace", tmp_path, files, {}, run=read_here) == outcome
 
 
-@pytest.mark.parametrize(("host_gib", "group_gib", "left_mib"), [(6, 8, 3072), (20, 3, 2016)])
+@pytest.mark.parametrize(
+    ("host_gib", "group_gib", "left_mib"), [(6, 8, 3072), (20, 3, 2016), (9, 9, 4096)]
+)
 def test_a_diagnosis_gets_half_of_the_host_or_the_rest_of_its_group(
     tmp_path, host_gib, group_gib, left_mib
 ):

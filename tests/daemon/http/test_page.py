@@ -11,7 +11,6 @@ import pytest
 from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, MemoryAgent, around_straggler
 from tests.daemon.http.everything import fill
 from warpwatch_daemon.cli import status
-from warpwatch_serving.page.charts import plots
 from warpwatch_serving.page.findings import headline, when
 from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
 from warpwatch_telemetry.samples import SourceHealth
@@ -154,16 +153,6 @@ def series(times: list[int], values: list[float | None]) -> ContextSeries:
     moments = tuple(NOW + time for time in times)
     durations = {"step_duration_s": tuple(values)}
     return ContextSeries(moments, (1,) * len(times), durations, job="llama-7b")
-
-
-def test_a_drawing_has_gaps_where_no_step_ended():
-    one = series([-50, -40, -30, 20, 30], [1.0, 1.0, 1.0, 2.0, 2.0])
-    mine = replace(one, rank=1, values={"tokens_per_s": (1.0,) * 5})  # Tokens are the job's.
-    (plot,) = plots(replace(STRAGGLER, time=NOW, kind="hang"), AnomalyContext(10.0, (one, mine)))
-    assert [len(line.split()) for line in plot.lines] == [3, 2]
-    assert (plot.before, plot.since) == ("1 s", "2 s")
-    assert plot.begin_x == pytest.approx(240 * 50 / 90, abs=0.1)
-    assert plot.label == "step time: before 1 s, since 2 s"
 
 
 @pytest.mark.parametrize(
