@@ -33,7 +33,6 @@ from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 logger = logging.getLogger(__name__)
 
-# A job, its ranks, and the request with the job's full id.
 Chosen = tuple[LiveJob, list[int], CaptureRequest]
 # A rank in one of these states has cost the job something.
 _RECORDED = frozenset({"recording", "exported", "written"})

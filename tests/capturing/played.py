@@ -253,7 +253,7 @@ class Story(logging.Handler):
             if part[0] == "vd"[is_diagnosis] and any(f"/{part[1:]}" in one for one in said):
                 return ended
         if is_diagnosis:
-            Path(f"/proc/self/fd/{fds[0]}").write_text('{"verdict": "healthy"}')
+            Path(f"/proc/self/fd/{fds[0]}").write_text('{"verdict": "healthy", "traces": []}')
         return Ended(0, () if is_diagnosis else ("[6, []]",))
 
     # --- the moves ---
