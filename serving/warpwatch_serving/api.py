@@ -31,8 +31,6 @@ from warpwatch_telemetry.state import State
 _REFUSED_STATUS = {"not_found": 404, "refused_no_rank": 404, "refused_disk": 503, "no_memory": 503}
 _CONFLICT = 409
 
-TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
-
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._#-]{0,199}")
 # By the end of the name; the first match counts.
 _TYPES = (
@@ -42,7 +40,7 @@ _TYPES = (
     (".txt", "text/plain; charset=utf-8"),
     ("", "application/octet-stream"),
 )
-# The browser shows these files and downloads all others.
+# The browser shows these files, but no traces, and downloads all others.
 _SHOWN = (".html", ".txt", ".json")
 _REPORT_POLICY = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
@@ -303,9 +301,8 @@ def refusals() -> Iterator[None]:
 
 
 def _headers(name: str) -> dict[str, str]:
-    trace = name.endswith(TRACE_SUFFIXES)
     headers = {"Content-Type": next(kind for end, kind in _TYPES if name.endswith(end))}
-    if trace or not name.endswith(_SHOWN):
+    if name.endswith(".pt.trace.json") or not name.endswith(_SHOWN):
         headers["Content-Disposition"] = f'attachment; filename="{name}"'
     if name.endswith(".html"):
         headers["Content-Security-Policy"] = _REPORT_POLICY

@@ -103,7 +103,7 @@ def network(host: str) -> str:
     One host owns a whole /64 of IPv6 addresses, and this machine all of 127.0.0.0/8.
     """
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(host)
     except ValueError:
         return host
     address = getattr(address, "ipv4_mapped", None) or address
@@ -118,7 +118,7 @@ class Slot:
 
     waits_since: the time of the loop when the server began to wait for the client, None while the
     client waits for the server. answering: whether a request has arrived and is not answered yet.
-    is_ending: whether the server stops, so that no further request is read.
+    is_ending: whether no further request is read, as the server stops.
     """
 
     peer: Peer

@@ -137,13 +137,6 @@ def test_what_a_power_cut_left_is_counted_and_removed_by_age(new):
     assert [path.exists() for path in (young, other)] == [False, True]
 
 
-def test_the_newest_two_hundred_captures_are_shown(new):
-    hub, register = retained(new())
-    for number in range(201):
-        register.keep(Capture(f"c{number}", MANUAL, NOW, outcome="complete"))
-    assert [one.id for one in hub.state().captures] == [f"c{number}" for number in range(1, 201)]
-
-
 def test_a_capture_that_is_begun_meanwhile_is_not_taken_for_a_leftover(new, monkeypatch):
     store = new(max_captures=1)
     capture(store, "newest", 60.0)

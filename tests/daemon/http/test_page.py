@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, MemoryAgent, around_straggler
+from tests.daemon.http.conftest import NOW, STRAGGLER, MemoryAgent, around_straggler
 from tests.daemon.http.everything import fill
 from warpwatch_daemon.cli import status
 from warpwatch_serving.page.findings import headline, when
@@ -137,16 +137,6 @@ def test_the_browser_may_run_exactly_what_the_policy_names(client):
     assert not re.search(r"\son\w+=", answer.text)
     assert "http://www.w3.org/2000/svg" in answer.text
     assert set(re.findall(r'(?:src|href)="(https?:[^"]*)', answer.text)) == set()
-
-
-def test_what_is_no_longer_in_memory_comes_from_the_history(client, agent):
-    old = replace(ENDED, id="old")
-    assert client.get("/api/v1/anomalies/a3").json()["context"] is None
-    agent.stored = {"old": (old, around_straggler()), "a3": (ENDED, around_straggler())}
-    assert client.get("/api/v1/anomalies/old").json()["context"]["interval_s"] == 10
-    # The state knows this one, and the history what was around it.
-    known = client.get("/api/v1/anomalies/a3").json()
-    assert (known["id"], known["context"]["interval_s"]) == ("a3", 10)
 
 
 def series(times: list[int], values: list[float | None]) -> ContextSeries:

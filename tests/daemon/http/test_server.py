@@ -281,16 +281,21 @@ def test_a_renewed_certificate_is_taken_up_and_half_of_one_is_not(certificates, 
     assert logged() == ["reload failed"]
 
 
-def test_a_password_that_was_right_is_remembered_and_no_other_one_with_it(serve, tmp_path):
-    hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(4)).decode()
-    other = bcrypt.hashpw(b"open", bcrypt.gensalt(4)).decode()
+def test_a_password_that_was_right_is_remembered_and_no_other_one_with_it(
+    serve, tmp_path, monkeypatch
+):
+    hashed, other, of_unknown = (
+        bcrypt.hashpw(password, bcrypt.gensalt(4)).decode()
+        for password in (b"open sesame", b"open", b"open sesame")
+    )
+    monkeypatch.setattr(web_config, "_UNKNOWN_USER", of_unknown)
     path = write(tmp_path, f"basic_auth_users: {{ali: '{hashed}', baba: '{other}'}}\n")
     with http_client(serve(web_config=path).url) as client:
         for password, *status in (
-            ("open sesame", 200, 401), ("open sesame", 200, 401), ("open", 401, 200),
-            ("o" * 100, 401, 401),
+            ("open sesame", 200, 401, 401), ("open sesame", 200, 401, 401), ("open", 401, 200, 401),
+            ("o" * 100, 401, 401, 401),
         ):  # fmt: skip
-            answers = [client.get("", auth=(user, password)) for user in ("ali", "baba")]
+            answers = [client.get("", auth=(user, password)) for user in ("ali", "baba", "no")]
             assert [answer.status_code for answer in answers] == status
         for header in (b"Basic \xe9", b"Basic !", b"Basic YmFiYTpvcGVuIHNlc2FtZQ==", b"Basic Og=="):
             assert client.get("", headers={b"Authorization": header}).status_code == 401
