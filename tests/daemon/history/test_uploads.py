@@ -174,7 +174,8 @@ def test_it_is_tried_ever_less_often(node, s3, caplog):
         node.uploads.advance()
     # After 5, 10, 20, 40, 80 and then each 120 s.
     assert node.uploaded("failed") == 7
-    assert caplog.text.count(f"cannot upload capture {capture.id}, trying again: s3://ours/") == 1
+    said = f"cannot upload capture {capture.id}, trying again: s3://ours/{place(capture)}/rank"
+    assert caplog.text.count(said) == 1
     s3.set("pass")
     assert node.sent(capture).remote is not None
     # The next failure is a first one again.
