@@ -166,8 +166,7 @@ def parse(model: type[C], tree: dict[str, Any], origin: str) -> C:
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        lines = [str(one) for one in mistakes(error, model)]
-        raise ConfigError([f"{origin}: {line}" for line in dict.fromkeys(lines)]) from error
+        raise ConfigError([f"{origin}: {one}" for one in mistakes(error, model)]) from error
 
 
 def _without_removed(tree: dict[str, Any], origin: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import stat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,20 +38,6 @@ def test_nothing_else_in_the_daemon_opens_a_file_for_writing():
     assert writers.keys() == EXCEPTIONS.keys(), writers
 
 
-def test_a_link_in_the_place_of_the_temporary_file_is_not_written_through(tmp_path):
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    (tmp_path / "state.part").symlink_to(victim)
-    (tmp_path / "state").symlink_to(victim)
-    files.write(tmp_path / "state", b"new", durable=True)
-    assert victim.read_text() == "precious"
-    found = (tmp_path / "state").lstat()
-    assert stat.S_ISREG(found.st_mode)
-    assert stat.S_IMODE(found.st_mode) == 0o600
-    assert (tmp_path / "state").read_bytes() == b"new"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["state", "victim"]
-
-
 def test_no_descriptor_stays_open(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
     for number in range(50):
@@ -78,24 +63,6 @@ def test_the_limit_of_open_files_is_raised_to_enough(limits, allowed, monkeypatc
     monkeypatch.setattr(files, "resource", SimpleNamespace(**kernel))
     files.allow_enough()
     assert given == [(7, tuple(one)) for one in allowed]
-
-
-def test_a_folder_that_is_a_link_is_refused(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(OSError) as refused:
-        files.write(tmp_path / "link" / "state", b"new")
-    assert refused.value.errno in (errno.ELOOP, errno.ENOTDIR)
-    assert list((tmp_path / "real").iterdir()) == []
-
-
-def test_what_was_there_stays_when_writing_fails(tmp_path):
-    files.write(tmp_path / "state", b"old")
-    with pytest.raises(OSError, match="no space"), files.replacing(tmp_path / "state") as file:
-        file.write(b"half")
-        raise OSError("no space")
-    assert (tmp_path / "state").read_bytes() == b"old"
-    assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
 def test_the_history_and_the_telemetry_log_are_written_through_no_link(tmp_path):

@@ -13,12 +13,13 @@ import pytest
 from tests import expressions
 from tests.conftest import Cases
 from tests.daemon.http.certificates import make_certificate
+from tests.waiting import DEADLINE_S
 from warpwatch_daemon.config import Config
 from warpwatch_runtime.bus import Bus, BusConfig
 from warpwatch_runtime.http_requests import Requests
 
 MODULES = {
-    "": "io itertools logging threading",
+    "": "io itertools json logging threading",
     "warpwatch_telemetry": "alerts anomalies bus_messages captures catalogue clean_text errors "
     "jobs log newest records samples sections state stream xids",
     "warpwatch_runtime": "agent_metrics bus command_line directory files http_requests loading "
@@ -38,6 +39,7 @@ def answered(raw: bytes | None, *sent: Any, **options: Any) -> object:
 
         def answer() -> None:
             peer, _ = server.accept()
+            peer.settimeout(DEADLINE_S)
             with peer, suppress(OSError):
                 while part := b"" if got.endswith(last) else peer.recv(65536):
                     got.extend(part)
