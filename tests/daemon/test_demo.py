@@ -161,6 +161,9 @@ def test_a_daemon_starts_or_it_is_said_why_not(folder, monkeypatch):
         command = ["warpwatch_daemon", "daemon", "--config", path]
         assert started[0] == ("gpu-1", command, directory)
         assert (started[1][1][1], Path(path).read_text()) == ("fleet", "http: {}\n")
+        # A port that is given stays taken.
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", processes.free_port()))
         other.bind(("127.0.0.1", 0))
         other.listen()
         place = f"127.0.0.1:{other.getsockname()[1]}"
