@@ -412,7 +412,7 @@ async def _as_bus_errors() -> AsyncIterator[None]:
 
     try:
         yield
-    except (nats.errors.Error, TimeoutError, OSError) as error:
+    except (nats.errors.Error, OSError) as error:
         raise BusError(in_a_line(error)) from error
 
 

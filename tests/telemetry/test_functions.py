@@ -1,21 +1,24 @@
 """Results of functions and small classes of the telemetry and the runtime, as a golden file."""
 
 import asyncio
+import json
 import logging
 import socket
 import threading
 from contextlib import suppress
+from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests import expressions
 from tests.conftest import Cases
 from tests.daemon.http.certificates import make_certificate
+from tests.manual_clock import ManualClock
 from tests.waiting import DEADLINE_S
 from warpwatch_daemon.config import Config
-from warpwatch_runtime.bus import Bus, BusConfig
+from warpwatch_runtime.bus import Bus, BusConfig, StreamReader, Turns
 from warpwatch_runtime.http_requests import Requests
 
 MODULES = {
@@ -88,6 +91,49 @@ def connecting(**config: Any) -> list[Any]:
     return [*given[:2], *said, bus.is_connected, bus.is_closed]
 
 
+def reading(*events: Any) -> list[Any]:
+    """Return what a reader of a stream does: seconds that pass before it is checked, messages as
+    their numbers in the stream and for this reader, and headers of the server."""
+    clock, did = ManualClock(), list[Any]()
+
+    class Server(SimpleNamespace):
+        subject, turns, new_inbox = "inbox", Turns(clock.monotonic), "inbox".lower
+
+        async def subscribe(self, inbox: str, cb: Any) -> Any:
+            did.append("subscribe")
+            return self
+
+        async def unsubscribe(self) -> None:
+            did.append("unsubscribe")
+
+        async def publish(self, subject: str) -> None:
+            did.append(f"reply to {subject}")
+
+        async def request(self, subject: str, body: bytes) -> bytes:
+            did.append((subject, json.loads(body)["config"].get("opt_start_seq")))
+            return b"{}"
+
+    server: Any = Server()
+    server.client = server
+    reader = StreamReader(server, "S", "s.>", 1e9, did.append, clock.monotonic)
+
+    async def play() -> None:
+        for event in events:
+            if isinstance(event, tuple):
+                number = SimpleNamespace(stream=event[0], consumer=event[1])
+                about = SimpleNamespace(sequence=number, timestamp=datetime.fromtimestamp(5, UTC))
+                event = {"metadata": about, "headers": {"Nats-Msg-Id": f"b-{event[0]}"}}
+            if isinstance(event, dict):
+                said = {"subject": "s.a", "data": b"x", "reply": ""} | event
+                await reader._received(cast(Any, SimpleNamespace(**said)))
+            else:
+                clock.advance(event)
+                await reader.check()
+
+    asyncio.run(play())
+    return did
+
+
 def logged(*calls: Any) -> list[object]:
     """Return as ``play``, and the lines of the log."""
     said = list[object]()
@@ -102,5 +148,5 @@ def logged(*calls: Any) -> list[object]:
 
 def test_functions_return_the_golden_values(cases: Cases) -> None:
     more = {"Config": Config, "answered": answered, "logged": logged, "connecting": connecting}
-    more["make_certificate"] = make_certificate
+    more |= {"make_certificate": make_certificate, "reading": reading}
     expressions.check(cases, "telemetry/functions.txt", MODULES, more)

@@ -129,6 +129,8 @@ def test_a_worker_needs_no_other_rights(site):
         await until(lambda: "gpu-1" in worker.view.nodes and not worker.missing, work)
         await worker.sessions.put("a", b"{}")
         assert (await worker.sessions.get("a") or ())[:1] == (b"{}",)
+        with pytest.raises(BusError, match="wrong last sequence"):
+            await worker.sessions.remove("a", 10**6)
         await worker.sessions.remove("a")
         assert await worker.sessions.get("a") is None
         await worker.close()
