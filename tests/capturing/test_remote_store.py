@@ -1,4 +1,4 @@
-"""What is fetched of captures in a remote store, and the order in which they are copied there."""
+"""Files fetched from a remote store, and the order in which captures are copied there."""
 
 import json
 import logging

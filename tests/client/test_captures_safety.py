@@ -231,7 +231,7 @@ def test_what_cannot_be_delivered_is_answered_and_every_file_discarded() -> None
         *[("capture_finished", "")] * 2,
     ]
     assert (captures.exporting, discarded) == (False, ["c-1.ring"] * 6)
-    # What had options is not as large as others.
+    # A capture with options tells nothing about the size of others.
     assert (captures.budget.events_per_step, captures.estimate_bytes) == (50, 7 << 30)
     # Nobody hears an answer on a ring that was closed.
     session, said = recording(ManualClock())

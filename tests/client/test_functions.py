@@ -1,4 +1,4 @@
-"""What functions and small classes of the shim return, as a golden file."""
+"""The results of functions and small classes of the shim, as a golden file."""
 
 import itertools
 import json

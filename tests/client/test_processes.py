@@ -273,7 +273,7 @@ def test_it_is_silent_and_harmless_when_switched_off(folder: Folder) -> None:
     code += "print(threading.active_count(), 'torch' in sys.modules, sys.excepthook.__module__)"
     with program(folder, code, WARPWATCH="0") as process:
         assert process.communicate(timeout=DEADLINE_S) == ("1 False sys\n", "")
-    # An error of the shim's own is no error of the program.
+    # An error of the shim does not count as the program's.
     broken = "import warpwatch.helper_thread as helper\nhelper.HelperThread = None\n"
     with program(folder, f"{broken}{code}") as process:
         assert process.communicate(timeout=DEADLINE_S)[0].startswith("1 False ")

@@ -95,7 +95,7 @@ def test_the_devices_that_a_detector_remembers_are_bounded() -> None:
         detector = DETECTORS[kind](DetectionConfig(), AnomaliesConfig(), RankDevices())
         for number in range(300):
             detector.observe(DeviceReading(EPOCH_S, f"GPU-{number}", {}))
-            # What is found is not forgotten.
+            # A found fault stays known.
             detector.state.devices[f"GPU-{number}"].hysteresis.found = number < 9
         assert len(detector.state.devices) == 256
         assert {"GPU-0", "GPU-8", "GPU-299"} <= detector.state.devices.keys()

@@ -27,7 +27,7 @@ Rank = type("Rank", (SimpleNamespace,), {k: v for k, v in DERIVED.items() if k[:
 
 
 def told(*ranks: traces.TraceFile, **known: Any) -> list[Any]:
-    """Return the verdict, its summary, and all that is said of the findings."""
+    """Return the verdict, its summary, and the texts and numbers of its findings."""
     found = captures.diagnosed(Path(), *ranks, **known).to_json()
     return [found["verdict"], found["summary"], *(list(f.values()) for f in found["findings"])]
 

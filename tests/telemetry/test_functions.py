@@ -92,8 +92,11 @@ def connecting(**config: Any) -> list[Any]:
 
 
 def reading(*events: Any) -> list[Any]:
-    """Return what a reader of a stream does: seconds that pass before it is checked, messages as
-    their numbers in the stream and for this reader, and headers of the server."""
+    """Return the actions of a reader of a stream.
+
+    events: seconds that pass before it is checked, messages as their numbers in the stream and for
+    this reader, and headers of the server.
+    """
     clock, did = ManualClock(), list[Any]()
 
     class Server(SimpleNamespace):

@@ -71,7 +71,7 @@ def test_a_disk_that_is_full_or_gone_or_hangs_is_a_refusal_without_touching_it(m
     with pytest.raises(Refused, match=r"/store has not answered for 61 s") as refused:
         judge.check(MANUAL, (), 0.0)
     assert refused.value.reason == "refused_disk"
-    # What is kept for root is neither used nor free.
+    # The blocks kept for root are neither used nor free.
     usage = SimpleNamespace(total=10, used=3, free=5)
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda path: usage)
