@@ -61,7 +61,7 @@ def test_what_cannot_be_read_is_named_and_counted(monkeypatch: pytest.MonkeyPatc
     health = sink.healths[-1]
     assert (health.name, health.up, health.errors) == ("host", False, 2 * 6)
     assert health.reason == "not readable: cpu, memory, pressure, disks, network, agent"
-    parts["cpu"] = lambda: {("host_cpu_cores", ()): 4}
+    parts["cpu"] = Mock(return_value={("host_cpu_cores", ()): 4})
     loops.run("host")
     assert sink.healths[-1].up and "cpu" not in sink.healths[-1].reason
 
