@@ -110,8 +110,7 @@ def test_the_loops_of_a_daemon_with_all_its_parts_are_golden(
 
     monkeypatch.setattr(daemon.supervisor, "every", every)
     monkeypatch.setattr(daemon.supervisor, "failures", lambda: {"pipeline": 3})
-    on_bus: Any = SimpleNamespace(run=print, close=lambda: None)
-    daemon._bus = on_bus
+    vars(daemon)["_bus"] = SimpleNamespace(run=print, close=lambda: None)
     # Before their start, loops are not woken.
     daemon._waking("positions")()
     daemon._hurry(busy=True)
