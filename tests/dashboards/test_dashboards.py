@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,8 @@ from tests.dashboards.expressions import (
     panels,
 )
 from tests.dashboards.promql_labels import labels_of
-from tests.exporters.states import full_state, rank
 from warpwatch_dashboards.__main__ import FILES, main
 from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY as SAID
-from warpwatch_exporters.prometheus import render
-from warpwatch_telemetry.state import LATENCY_BOUNDS_S, Histogram, ServeState
 
 DASHBOARDS = dashboards()
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -86,20 +82,3 @@ def test_metrics_and_labels_exist(name: str) -> None:
     for expression in asked:
         found = labels_of(promql.parse(expression.promql))
         assert set(expression.labels) <= found, expression.where
-
-
-def test_the_panels_of_servers_ask_only_for_what_a_server_exports() -> None:
-    took = Histogram((0,) * (len(LATENCY_BOUNDS_S) + 1), 0.0)
-    counts = ("prompt_tokens", "generated_tokens", "preemptions")
-    serve = ServeState(
-        *("rank", "r0", "vllm 1", "", False, 1, 0, 0.5),
-        counts=dict.fromkeys((*counts, "prefix_hit_tokens", "prefix_query_tokens"), 1),
-        iterations={"decode": took},
-        latencies=dict.fromkeys(("first_token", "inter_token", "queue"), took),
-    )
-    server = rank(0, energy_j=1.0, core_wait_s=0.0, serve=serve)
-    page = render(replace(full_state(), ranks=(server,))).decode()
-    exported = set(re.findall(r"warpwatch_\w+", page))
-    for panel in panels(DASHBOARDS["inference-server"]):
-        asked = set(re.findall(r"warpwatch_\w+", str(panel["targets"])))
-        assert asked <= exported, panel["title"]

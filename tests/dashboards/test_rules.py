@@ -96,10 +96,3 @@ def test_every_recorded_series_is_compared_with_values(documents: dict[str, Any]
     ]
     compared = {name for one in checks if one.get("exp_samples") for name in names_in(one["expr"])}
     assert compared == {rule.name for rule in rule_files.recordings()}
-
-
-def test_recorded_series_are_named_by_level_metric_and_operation() -> None:
-    for rule in rule_files.recordings():
-        prefix, level, metric, operation = rule.name.split(":")
-        assert prefix == "warpwatch" and metric and operation
-        assert level in {"rank", "job", "device", "node", "fleet"}

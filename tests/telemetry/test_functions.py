@@ -92,10 +92,9 @@ def connecting(**config: Any) -> list[Any]:
 
 
 def reading(*events: Any) -> list[Any]:
-    """Return the actions of a reader of a stream.
+    """Return what a reader of a stream does with these events.
 
-    events: seconds that pass before it is checked, messages as their numbers in the stream and for
-    this reader, and headers of the server.
+    Seconds pass before a check. A message has its number in the stream, and for this reader.
     """
     clock, did = ManualClock(), list[Any]()
 
