@@ -6,15 +6,15 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
-import pytest
 from pydantic import ValidationError
 
 from tests.conftest import Cases
@@ -43,12 +43,13 @@ def check(cases: Cases, name: str, modules: Mapping[str, str], more: Mapping[str
             module = known[one] = importlib.import_module(f"{package}.{one}".strip("."))
             known |= {key: kind for key, kind in vars(module).items() if isinstance(kind, type)}
     known |= {"file": file, "partial": partial, "play": play, "printed": printed, **more}
-    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder, chdir(folder):
+    with ExitStack() as stack:
         # Local time is seven hours ahead.
-        patch.setenv("TZ", "WWT-7")
+        stack.callback(time.tzset)
+        stack.enter_context(patch.dict(os.environ, TZ="WWT-7"))
         time.tzset()
+        stack.enter_context(chdir(stack.enter_context(TemporaryDirectory())))
         cases(name, lambda text: tried(lambda: repr(eval(text, dict(known)))))
-    time.tzset()
 
 
 def play(subject: object, *calls: tuple[Any, ...]) -> list[object]:

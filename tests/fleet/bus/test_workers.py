@@ -584,5 +584,5 @@ async def test_an_agent_publishes_after_it_was_refused_and_its_last_lines(play: 
     node.say(seen(0, 1, "last"))
     agent.close()
     await running
-    agent.run()
+    await asyncio.to_thread(agent.run)
     await until(lambda: any(b'"last"' in line for line in lines), play.agents[0].advance)
