@@ -88,14 +88,17 @@ class Play:
             agent = await self.fabric.agent(node, lambda: self.now, self.clock.monotonic)
             self.agents.append(agent)
 
-    def train(self) -> None:
-        """Steps of two ranks a node until now; from SLOW_FROM on rank 3 computes longer."""
+    async def train(self) -> None:
+        """Publish steps of two ranks a node; from SLOW_FROM on rank 3 computes longer."""
         for number in range(1, STEPS):
             is_slow = number >= SLOW_FROM
             at, took_s = self.now - 0.5 * (STEPS - number), 0.5 + 0.3 * is_slow
             for rank in range(4):
                 phases = {"comm": 0.02 + (0.3 if is_slow and rank != 3 else 0.0)}
                 self.nodes[rank // 2].say(step(rank, number, at, took_s, phases_s=phases))
+            if number % 50 == 0:  # an evaluation between two agents waits for 64 steps
+                for agent in self.agents:
+                    await agent.advance()
 
     async def worker(self) -> BusSource:
         worker = self.fabric.worker(self.clock.monotonic)
@@ -147,7 +150,7 @@ async def test_an_anomaly_keeps_its_id_when_another_worker_continues(play: Play)
         await until(lambda: not first._stale | first._resuming.keys(), lambda: play.round(first))
     # The reply to a commit was lost: the partition is read anew from its head.
     first._held[said.partition_of(JOB)]._revision += 1
-    play.train()
+    await play.train()
     await until(lambda: play.found(first) and not first.missing, lambda: play.round(first))
     ((what, kind, ident),) = play.found(first)
     assert (what, kind) == ("opened", "straggler")
