@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.devices.fakenvml.driver import CannotBuild, FakeDriver, build
 from tests.loop.other_users import open_folder
+from warpwatch.rendezvous import inbox_problem
 
 # Hypothesis draws the same examples on every machine, however slow it is.
 settings.register_profile(
@@ -30,6 +32,13 @@ time.tzset()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+
+
+def pytest_sessionstart() -> None:
+    """Refuse a disk on which the shim refuses captures, as tests would wait for them."""
+    if problem := inbox_problem(gettempdir()):
+        reason = f"{gettempdir()}: {problem}: captures need a fifth of the disk free; set TMPDIR"
+        pytest.exit(reason, returncode=2)
 
 
 def pytest_xdist_auto_num_workers() -> int:
