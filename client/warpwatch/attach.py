@@ -211,7 +211,7 @@ def _at_exit() -> None:
 def _in_child() -> None:
     global _guard, _monitor, _helper
     monitor, helper = _monitor, _helper
-    _monitor, _helper = None, None
+    _guard, _monitor, _helper = threading.Lock(), None, None
     if monitor is not None:
         monitor.clock.drop()
     if helper is not None:
