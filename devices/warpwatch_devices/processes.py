@@ -143,6 +143,7 @@ class ProcessTree:
             self._strangers.clear()
             self._full_read_due = now + FULL_READ_INTERVAL_S
         pids = list_pids()
+        self._strangers &= pids
         # Parents, which have lower PIDs as a rule, come first: see ProcessUsage.
         read = (read_process(pid) for pid in sorted(pids - self._strangers))
         family = {

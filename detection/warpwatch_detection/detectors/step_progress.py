@@ -82,7 +82,7 @@ def idle_rank(ranks: Mapping[int, Idle | None], now: float) -> int | None:
     before = now - STALE_S
     spinning = [rank for rank, idle in ranks.items() if idle is not None and idle[1] <= before]
     others = [rank for rank in ranks if rank not in spinning]
-    if len(others) != 1:
+    if len(others) != 1 or not spinning:
         return None
     idle = ranks[others[0]]
     return others[0] if idle is not None and idle[0] <= before else None

@@ -106,7 +106,7 @@ class NvmlSession:
 
     def scan(self) -> None:
         """Count the devices now and then. This call reaches no device."""
-        if self._monotonic() < self._scan_at:
+        if self._monotonic() < self._scan_at or self.gone:
             return
         self._scan_at = self._monotonic() + SCAN_INTERVAL_S
         try:

@@ -122,7 +122,7 @@ def _class(
     peaks: Peaks | None,
     tensor: set[tuple[KernelClass, str]],
 ) -> ClassRoofline:
-    if work is None:
+    if work is None or not work.bytes:
         return ClassRoofline(
             kernel_class, bound="memory" if kernel_class in MEMORY_CLASSES else None
         )

@@ -193,9 +193,10 @@ class FleetCaptures:
     def download(self, capture_id: str, name: str, owner: str | None) -> Iterator[bytes] | None:
         """Return a file from the agent that has it, or None. It blocks. Raises Refused."""
         own = self._register.get(capture_id)
-        if name.endswith(".html"):
+        if name.endswith(".html") or (own and name not in [rank.file for rank in own.ranks]):
             return None
         on_nodes = {rank.node for rank in own.ranks if rank.file == name} if own else None
+        owner = own.request.owner if own and owner is None else owner
         with self._cluster.lock:
             having = [
                 (node, one.id)
