@@ -286,7 +286,11 @@ def test_attach_is_idempotent_and_starts_one_thread(folder: Folder) -> None:
             1,
             "assert warpwatch.attach(job='other') is monitor\n"
             "names = [thread.name for thread in threading.enumerate()]\n"
-            "assert names == ['MainThread', 'warpwatch'], names\n",
+            "assert names == ['MainThread', 'warpwatch'], names\n"
+            "with sys.modules['warpwatch.attach']._guard:\n"
+            "    other = threading.Thread(target=warpwatch.attach); other.start()\n"
+            "    other.join(0.05); assert other.is_alive()\n"
+            "other.join()\n",
         )
         assert folder.ring().metadata["job"] == "demo"
 

@@ -53,5 +53,8 @@ def test_runs_without_an_id_are_joined_as_their_ranks_are():
         node.stream.put_runs([run(number, run=f"start-{number}")])
     cluster.hear()
     assert [(one.run, one.ranks) for one in shown(cluster)] == [("start-0", (0, 1))]
+    for number, node in enumerate(nodes):
+        node.say(seen(number, 2, "other", run="41"))
+    cluster.hear()
     leases = cluster.cluster.leases_due(cluster.now, ())
-    assert [known.run for _, known, _ in leases] == ["start-0", "start-1"]
+    assert [known.run for _, known, _ in leases] == ["start-0", "start-1", "41", "41"]

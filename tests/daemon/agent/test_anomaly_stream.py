@@ -105,7 +105,8 @@ def test_a_disk_that_hangs_does_not_keep_the_daemon_from_its_end(node, monkeypat
     [
         (CaptureService, "observe"), (CaptureService, "advance"), (Archive, "observe"),
         (Archive, "advance"), (Archive, "note_change"), (Triggers, "advance"),
-        (RanksSource, "devices"), (Detection, "feed"), (Oom, "observe"),
+        (RanksSource, "devices"), (Detection, "feed"), (Oom, "observe"), (RunTable, "observe"),
+        (RunTable, "advance"), (RunTable, "note_change"),
     ],
 )  # fmt: skip
 def test_a_stage_or_detector_that_fails_costs_no_other_one_and_no_other_record(
