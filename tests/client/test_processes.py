@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +14,8 @@ from select import select
 
 import pytest
 
+import warpwatch
+from tests import locks
 from tests.cases import cases
 from tests.client.daemon_side import Folder, Ring, program
 from tests.client.training import training
@@ -286,13 +289,18 @@ def test_attach_is_idempotent_and_starts_one_thread(folder: Folder) -> None:
             1,
             "assert warpwatch.attach(job='other') is monitor\n"
             "names = [thread.name for thread in threading.enumerate()]\n"
-            "assert names == ['MainThread', 'warpwatch'], names\n"
-            "with sys.modules['warpwatch.attach']._guard:\n"
-            "    other = threading.Thread(target=warpwatch.attach); other.start()\n"
-            "    other.join(0.05); assert other.is_alive()\n"
-            "other.join()\n",
+            "assert names == ['MainThread', 'warpwatch'], names\n",
         )
         assert folder.ring().metadata["job"] == "demo"
+
+
+def test_a_thread_waits_for_another_that_attaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPWATCH", "0")
+    module = sys.modules["warpwatch.attach"]
+    monkeypatch.setattr(module, "_monitor", None)
+    monkeypatch.setattr(module, "_guard", locks.held())
+    with pytest.raises(locks.Waits):
+        warpwatch.attach()
 
 
 def test_the_records_of_two_writers_never_share_a_number(folder: Folder) -> None:
