@@ -147,6 +147,13 @@ def test_an_agent_that_refuses_says_why_and_a_tenants_own_is_not_shown_the_token
     with pytest.raises(Enough):
         followed(AgentsConfig(owner_token_files={"ns/team": file}, allow_plain=True), own, stop)
 
+    async def without_file(links: HttpLinks) -> None:
+        file.unlink()
+        await links.link(to).follow(None, stop)
+
+    with pytest.raises(AgentError, match=r"^fleet\.agents\.token_file .*: No such file"):
+        with_agents(config, without_file)
+
 
 @contextmanager
 def answering(body: bytes) -> Iterator[Target]:
