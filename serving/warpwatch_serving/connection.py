@@ -116,9 +116,8 @@ def network(host: str) -> str:
 class Slot:
     """A connection among others.
 
-    waits_since: the time of the loop when the server began to wait for the client, None while the
-    client waits for the server. answering: whether a request has arrived and is not answered yet.
-    is_ending: whether no further request is read, as the server stops.
+    waits_since: when the server began to wait for the client (time of the loop), else None.
+    answering: a request has arrived and is not answered yet. is_ending: no other one is read.
     """
 
     peer: Peer
@@ -169,8 +168,7 @@ class HttpStream:
             if not isinstance(request, h11.Request):
                 return False
             if not rates.admits(self._slot.peer.name, asyncio.get_running_loop().time()):
-                # A new connection of the peer may end this wait.
-                await self._slot.wait(asyncio.sleep(PAUSE_S))
+                await self._slot.wait(asyncio.sleep(PAUSE_S))  # which another connection may end
             self._slot.answering = True
             self._is_head = request.method == b"HEAD"
             await self._app(self._scope(request), self._receive, self._send)
@@ -181,8 +179,7 @@ class HttpStream:
             refusal = Response(_BAD_REQUEST, status, headers, "application/json")
             await refusal({"type": "http"}, self._receive, self._send)
             return False
-        is_done = {self._http.our_state, self._http.their_state} == {h11.DONE}
-        if self._slot.is_ending or not is_done:
+        if self._slot.is_ending or {self._http.our_state, self._http.their_state} != {h11.DONE}:
             return False
         self._http.start_next_cycle()
         return True
@@ -299,8 +296,7 @@ class Connections:
             return
         try:
             await HttpStream(slot, self.app, reader, writer).serve(self.rates)
-        except OSError:
-            # The client has left, or broke a time limit.
+        except OSError:  # the client has left, or broke a time limit
             pass
         except Exception:
             logger.exception("a connection failed")
