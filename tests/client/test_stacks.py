@@ -86,6 +86,8 @@ def test_a_call_that_holds_the_gil_is_written_once_someone_reads(folder: Folder)
         data = drained(published(folder), b"in serve")
     assert b'"MainThread"' in data
     assert b'File "<string>", line 3 in hold' in data
+    # The pipe was full before, so that what waits in it is as of this reading.
+    assert data.index(b"Timeout") > 60_000
 
 
 def test_a_process_that_was_stopped_goes_on_unharmed(folder: Folder) -> None:
