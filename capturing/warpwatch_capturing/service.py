@@ -33,7 +33,6 @@ from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 logger = logging.getLogger(__name__)
 
-Chosen = tuple[LiveJob, list[int], CaptureRequest]
 # A rank in one of these states has cost the job something.
 _RECORDED = frozenset({"recording", "exported", "written"})
 
@@ -118,8 +117,8 @@ class CaptureService:
             try:
                 if self.register.get(name) is not None:
                     raise Refused("refused_busy", f"there is a capture {name} already")
-                chosen = _, _, request = self._choose(request)
-                session = self._start(chosen, name, start_step, at)
+                job, numbers, request = self._choose(request)
+                session = self._start(job, numbers, request, name, start_step, at)
             except Refused as error:
                 self._count_refusal(request, error.reason, error, at)
                 raise
@@ -169,7 +168,7 @@ class CaptureService:
 
     # --- starting ---
 
-    def _choose(self, request: CaptureRequest) -> Chosen:
+    def _choose(self, request: CaptureRequest) -> tuple[LiveJob, list[int], CaptureRequest]:
         """Return the job, its ranks, and the request with the job's full id. Raises Refused."""
         job = find_job(self._participants.jobs(), request)
         numbers = sorted(set(request.ranks or self._participants.choose(job, request)))
@@ -185,10 +184,15 @@ class CaptureService:
         }
 
     def _start(
-        self, chosen: Chosen, name: str, start_step: int | None, at: float
+        self,
+        job: LiveJob,
+        numbers: list[int],
+        request: CaptureRequest,
+        name: str,
+        start_step: int | None,
+        at: float,
     ) -> CaptureSession:
         """Send requests to the participants. Raises Refused."""
-        job, numbers, request = chosen
         self.policy.check(request, self._busy(request), at)
         now = self._wall()
         capture = Capture(

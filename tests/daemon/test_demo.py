@@ -43,7 +43,7 @@ class Played:
     def __init__(self, case: dict[str, Any]) -> None:
         self.clock, self.said, self._case = ManualClock(0.0, 5000.0), list[str](), case
         self.watcher, self.has_captured = case.get("watcher", "daemon"), "watcher" in case
-        self.work = self.store = Path("/work")
+        self.work = self.store = Path("/demo")
         times: Any = {"monotonic": self.clock.monotonic, "time": self.clock.wall}
         self.times = SimpleNamespace(**times, sleep=self.clock.sleep)
         self.switch = SimpleNamespace(set=lambda fault: self.say(f"switch: {fault}"))
